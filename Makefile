@@ -1,4 +1,5 @@
-# One command each. Every target sets up what it needs: a virtual environment, pinned packages, redis-server, PostgreSQL, MariaDB, Java.
+# One command each. Every target sets up what it needs: a virtual environment, pinned packages, Java; for the tests also
+# redis-server, PostgreSQL, MariaDB and Chromium.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PY := .venv/bin/python
@@ -8,7 +9,7 @@ SOURCE ?=
 export PYSPARK_PYTHON := $(CURDIR)/.venv/bin/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: help setup demo test quick lint bench chaos docs clean
+.PHONY: help setup demo test quick pythons lint bench chaos s3 docs clean
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -16,9 +17,14 @@ setup: .setup-stamp  ## make .venv, install pinned packages, redis-server, Postg
 
 .setup-stamp: pyproject.toml constraints.txt scripts/setup.sh
 	@bash scripts/setup.sh
+	@touch $@ .demo-stamp .demo-stamp-postgres
+
+# Only what the demo needs: no servers for tests, no Chromium. `make setup` includes it.
+.demo-stamp .demo-stamp-postgres: pyproject.toml constraints.txt scripts/setup.sh
+	@bash scripts/setup.sh demo $(SOURCE)
 	@touch $@
 
-demo: setup  ## the whole product in under two minutes; URL=redis://... runs it on Redis, SOURCE=postgres on a database
+demo: .demo-stamp$(if $(SOURCE),-postgres)  ## the whole product in under two minutes; URL=redis://... runs it on Redis, SOURCE=postgres on a database
 	@$(PY) -m millstream demo $(if $(URL),--url $(URL)) $(if $(SOURCE),--source $(SOURCE))
 
 test: setup  ## everything, with a few trials of each fault
@@ -27,8 +33,11 @@ test: setup  ## everything, with a few trials of each fault
 	@$(PY) -m pytest -q -n 3 --no-loadscope-reorder tests
 
 quick: setup lint  ## while you work: the linters, unit tests, conformance on the embedded broker; under 3 minutes
-	@$(PY) -m pytest -q -n 2 tests/unit tests/house
+	@$(PY) -m pytest -q -n 2 tests/unit tests/codebase
 	@$(PY) -m pytest -q -n 2 tests/conformance -k embedded
+
+pythons: setup  ## the quick suites and one test with Spark on Python 3.11, 3.12 and 3.13, where they are installed
+	@bash scripts/pythons.sh
 
 lint: setup  ## ruff, mypy --strict, import directions
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
@@ -39,10 +48,14 @@ lint: setup  ## ruff, mypy --strict, import directions
 
 bench: setup  ## every benchmark, ours and the peer in the same run
 	@$(PY) -m pip install -q -c constraints.txt --group bench
-	@$(PY) -m millstream bench
+	@$(PY) -m benchmarks
 
 chaos: setup  ## the faults at length; TRIALS=20 by default; prints the ledger
 	@TRIALS=$(TRIALS) $(PY) -m pytest -q -s -m "chaos or at_length" -o timeout=3600 tests
+
+s3: setup  ## fetches Hadoop's S3 connector (690 MB) and moto, and tests storage in an emulation of S3
+	@bash scripts/s3.sh
+	@TRIALS=$(TRIALS) $(PY) -m pytest -q -s -o timeout=3600 tests/spark/storage -k "s3 or S3"
 
 docs: setup  ## the documentation as a site under site/, its links and front page checked
 	@$(PY) -m pip install -q -c constraints.txt --group docs
@@ -51,4 +64,4 @@ docs: setup  ## the documentation as a site under site/, its links and front pag
 	@echo "the front page is site/index.html"
 
 clean:  ## remove what set-up and tests made
-	rm -rf .venv .venv-* .setup-stamp site .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse
+	rm -rf .venv .venv-* .setup-stamp .demo-stamp* site .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse

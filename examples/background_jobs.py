@@ -1,4 +1,4 @@
-"""Background jobs: an API hands work over and goes on; workers do it, retry what fails, and bury what never works.
+"""Background jobs: an API publishes jobs and returns; workers run, retry, and dead-letter what never succeeds.
 
 python examples/background_jobs.py                                        (in this process)
 MILLSTREAM_URL=redis://localhost:6379 python examples/background_jobs.py  (on a server)
@@ -22,7 +22,7 @@ async def main() -> None:
         flaky_failures = iter([True, True])
         router = Router(broker)
 
-        # max_deliveries counts starts of the handler; after the last one a job is buried, with its error.
+        # max_deliveries counts attempts. After the last one the job is dead-lettered with its error.
         @router.on(
             JOBS,
             group="workers",
@@ -38,7 +38,7 @@ async def main() -> None:
                     pass
                 case "send-email":
                     if next(flaky_failures, False):
-                        raise ConnectionError("the mail server is away")
+                        raise ConnectionError("the mail server does not answer")
                 case unknown:
                     raise ValueError(f"no worker knows the job {unknown!r}")
             done.append(job["type"])
@@ -48,12 +48,12 @@ async def main() -> None:
             for kind in ("resize-image", "send-email", "fold-laundry"):
                 # Stored when this returns. The API that called it can answer its user now.
                 await publisher.publish(JOBS, Message(json.dumps({"type": kind}).encode()))
-            letters = DeadLetters(broker, JOBS)
-            await eventually(lambda: len(done) == 2, what="the two that can be done")
-            await eventually(letters.count, what="the one that cannot")
+            dead_letters = DeadLetters(broker, JOBS)
+            await eventually(lambda: len(done) == 2, what="the two jobs that succeed")
+            await eventually(dead_letters.count, what="the job that fails")
 
-        for failure in await letters.by_error():
-            print(f"buried: {failure.count} x {failure.error_type}: {failure.example}")
+        for failure in await dead_letters.by_error():
+            print(f"dead-lettered: {failure.count} x {failure.error_type}: {failure.example}")
         await broker.delete_stream(JOBS, companions=True)
 
 

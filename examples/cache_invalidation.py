@@ -1,7 +1,7 @@
-"""Cache invalidation: every instance keeps a cache, and every instance hears which entries have changed.
+"""Cache invalidation: every instance keeps a cache, and every instance receives the names of changed entries.
 
-No group: each instance gets every message from its start on, and nothing is ever pending. What an instance missed
-while it was away does not matter, because its cache was empty when it came.
+No group: each instance receives every message from its start on, and nothing is pending. Messages that an instance
+missed while it was down do not matter, because its cache is empty when it starts.
 
 python examples/cache_invalidation.py, or with MILLSTREAM_URL set to a server's address.
 """
@@ -38,17 +38,17 @@ async def main() -> None:
     async with open_broker(os.environ.get("MILLSTREAM_URL", "local://")) as broker:
         await broker.delete_stream(CHANGES, companions=True)
         prices = {"book": 10, "pen": 2}
-        one, two = Instance(broker, prices), Instance(broker, prices)
-        async with Publisher(broker) as publisher, one.router, two.router:
-            print(f"both read the database: {one.read('book')}, {two.read('book')}")
-            one.read("pen")
+        first, second = Instance(broker, prices), Instance(broker, prices)
+        async with Publisher(broker) as publisher, first.router, second.router:
+            print(f"both read the database: {first.read('book')}, {second.read('book')}")
+            first.read("pen")
 
             prices["book"] = 12
             await publisher.publish(CHANGES, Message(b"book"))
-            await eventually(lambda: "book" not in {**one.cache, **two.cache}, what="both hear of it")
+            await eventually(lambda: "book" not in {**first.cache, **second.cache}, what="both invalidations")
 
-            print(f"both have heard of the change: {one.read('book')}, {two.read('book')}")
-            print(f"what did not change is still cached: {one.cache['pen']}")
+            print(f"both read the new price: {first.read('book')}, {second.read('book')}")
+            print(f"the unchanged price is still cached: {first.cache['pen']}")
         print(f"groups on the stream: {len(await broker.group_info(CHANGES))}")
         await broker.delete_stream(CHANGES, companions=True)
 

@@ -1,7 +1,7 @@
-"""Live updates: browsers come and go, each with a WebSocket; each sees what happens while it is there.
+"""Live updates: browsers connect and disconnect; each receives the messages published while it is connected.
 
-The sockets here are queues, so that the example needs no browser. A socket that comes back says what it saw last and
-gets what it missed, as long as the stream still holds it.
+The sockets here are lists, so that the example needs no browser. A browser that reconnects sends the last id that it
+received, and gets the messages that it missed, if the stream still contains them.
 
 python examples/live_updates.py, or with MILLSTREAM_URL set to a server's address.
 """
@@ -64,8 +64,8 @@ async def main() -> None:
         await asyncio.gather(ann.leave(), bob_again.leave())
 
         print(f"Ann saw {ann.seen}")
-        print(f"Bob saw {bob.seen}, went away, came back and saw {bob_again.seen}")
-        print(f"left behind on the stream: {len(await broker.group_info(SCORES))} groups")
+        print(f"Bob saw {bob.seen}, disconnected, reconnected and saw {bob_again.seen}")
+        print(f"groups on the stream: {len(await broker.group_info(SCORES))}")
         await broker.delete_stream(SCORES, companions=True)
 
 

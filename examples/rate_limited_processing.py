@@ -1,6 +1,6 @@
-"""Rate-limited processing: a service behind the handler allows so many calls a second, and gets no more.
+"""Rate-limited processing: the handler calls a service that allows a limited number of calls per second.
 
-Nothing is refused or lost: messages wait their turn, and while they wait fewer are read.
+No message is refused or lost. Messages wait in the stream: while the handler is throttled, fewer are read.
 
 python examples/rate_limited_processing.py, or with MILLSTREAM_URL set to a server's address.
 """

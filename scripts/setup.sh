@@ -1,8 +1,15 @@
 #!/usr/bin/env bash
-# Brings a fresh Debian machine to where `make test` and `make demo` run. Safe to repeat.
+# Installs what `make test` needs on a fresh Debian machine, or with the argument `demo` what `make demo` needs.
+# `demo postgres` is for `make demo SOURCE=postgres`. Safe to repeat.
 # MILLSTREAM_PYTHON names the interpreter; it must be 3.11 or newer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+goal=${1:-test}
+source=${2:-}
+case "$goal $source" in
+  "test " | "demo " | "demo postgres") ;;
+  *) echo "usage: scripts/setup.sh [test | demo [postgres]]" >&2; exit 2 ;;
+esac
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -13,14 +20,16 @@ as_root() {
 }
 
 missing=()
-command -v redis-server >/dev/null || missing+=(redis-server)
+if [ "$goal" = test ]; then command -v redis-server >/dev/null || missing+=(redis-server); fi
 java_major() { java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -1; }
 if ! command -v java >/dev/null || [ "$(java_major)" -lt 17 ] 2>/dev/null; then missing+=(openjdk-17-jre-headless); fi
 
-# Debian's tools find the servers of every version under this directory; on other systems the path leads to initdb.
-{ ls /usr/lib/postgresql/*/bin/initdb || command -v initdb; } >/dev/null 2>&1 || missing+=(postgresql)
+if [ "$goal" = test ] || [ "$source" = postgres ]; then
+  # Debian installs PostgreSQL servers under this directory; on other systems initdb is on the PATH.
+  { ls /usr/lib/postgresql/*/bin/initdb || command -v initdb; } >/dev/null 2>&1 || missing+=(postgresql)
+fi
 
-# Debian starts servers on install; the tests start their own, so nothing may run by itself.
+# Debian starts servers after installation. The tests start their own servers, so RUNLEVEL=1 prevents that.
 install() {
   command -v apt-get >/dev/null \
     && as_root apt-get update -qq \
@@ -31,23 +40,23 @@ if [ ${#missing[@]} -gt 0 ]; then
   say "setup: installing ${missing[*]} with apt-get ..."
   if ! install "${missing[@]}"; then
     say "setup: could not install: ${missing[*]}."
-    say "       Install redis-server 7.0, PostgreSQL 13 and Java 17, each or newer, by hand, then run make again."
+    say "       Install them by hand, then run make again. Oldest versions: redis-server 7.0, PostgreSQL 13, Java 17."
     exit 1
   fi
 fi
 
-# For the tests of the dashboard alone: where it cannot be had, they say so and are skipped.
-if ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
+# Only for the dashboard tests, which are skipped without it.
+if [ "$goal" = test ] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
   say "setup: installing chromium with apt-get ..."
   as_root apt-get update -qq \
     && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null \
     || say "setup: could not install chromium; the tests of the dashboard will be skipped."
 fi
 
-# MariaDB is only followed, never needed: without it the tests that follow one are skipped.
-if ! PATH="$PATH:/usr/sbin" command -v mariadbd >/dev/null; then
+# Only for the MariaDB tests, which are skipped without it.
+if [ "$goal" = test ] && ! PATH="$PATH:/usr/sbin" command -v mariadbd >/dev/null; then
   say "setup: installing mariadb-server with apt-get ..."
-  install mariadb-server || say "setup: could not install mariadb-server; the tests of following a MariaDB are skipped."
+  install mariadb-server || say "setup: could not install mariadb-server; the MariaDB tests will be skipped."
 fi
 
 python=${MILLSTREAM_PYTHON:-}
@@ -71,5 +80,13 @@ if [ ! -x .venv/bin/python ]; then
 fi
 say "setup: installing pinned packages (about 500 MB with Spark; some minutes the first time) ..."
 .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "pip>=25.1"
-.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[all]" --group dev
+if [ "$goal" = test ]; then packages=(-e ".[all]" --group dev)
+elif [ "$source" = postgres ]; then packages=(-e ".[spark,cdc]")
+else packages=(-e ".[spark]"); fi
+.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "${packages[@]}"
+
+# The demo starts Spark, which takes half the time with an archive of its Java classes. The tests make their own.
+if [ "$goal" = demo ] || [ -z "${CI:-}" ]; then
+  .venv/bin/python -m millstream pipeline prepare >/dev/null || say "setup: Spark will start without a class archive."
+fi
 say "setup: ready."

@@ -1,4 +1,4 @@
-"""Puts the output of ``millstream bench --json`` into the README: ``python scripts/write_figures.py FILE...``."""
+"""Puts the output of ``python -m benchmarks --json`` into the README: ``python scripts/write_figures.py FILE...``."""
 
 from __future__ import annotations
 
@@ -8,40 +8,45 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from millstream.bench import Result
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+sys.path.insert(0, str(ROOT))
+from benchmarks import Result  # noqa: E402
 
-README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 MISSED = ", missed"
-"""Behind a goal that was not reached: nobody has to compare the numbers to find out."""
+"""Follows a goal that was not reached."""
 IN_WORDS = {
     "embedded_xadd": "add an entry, embedded broker",
     "engine_xadd": "the same, the engine alone",
-    "embedded_readgroup_ack": "read in a group and acknowledge, embedded",
+    "embedded_readgroup_ack": "group read and acknowledge, embedded",
     "server_xadd": "add over the network, `millstream serve`",
     "server_xadd_pipelined": "the same, pipelined",
     "xadd_many": "add many entries to Redis",
-    "xadd_many_ceiling": "the same, beside the fastest client there is",
-    "flat_cost": "what the slowest operation costs more on a long stream than on a short one",
-    "memory_85b": "memory for an entry of 85 bytes",
-    "memory_5x20b": "memory for an entry of five fields",
+    "xadd_many_ceiling": "the same, compared with redis-benchmark",
+    "flat_cost": "slowest operation, long stream against short stream",
+    "memory_85b": "memory per entry of 85 bytes",
+    "memory_5x20b": "memory per entry of five fields",
     "consume_ack": "handle and acknowledge messages",
-    "consume_ack_bare": "the same, beside a loop without any framework",
+    "consume_ack_bare": "the same, compared with a loop without a framework",
+    "embedded_consume_ack": "handle and acknowledge messages, embedded broker",
+    "topics_round_trip": "publish to 1,000 topics and handle everything",
     "publish_100": "publish in batches of 100",
-    "latency_p50_ms": "from publish to handler, half of them within",
-    "latency_p99_ms": "the same, 99 of 100 within",
-    "big_pending": "handling beside a long list of pending messages",
-    "takeover_s": "until a dead owner's stream has another",
+    "latency_p50_ms": "publish to handler, p50 latency",
+    "latency_p99_ms": "publish to handler, p99 latency",
+    "big_pending": "slow-down by a long pending entries list",
+    "takeover_s": "take-over of a dead owner's streams",
     "renew_10000": "renew 10,000 leases",
     "place_10000": "spread 10,000 streams over members",
     "spark_read": "read into Spark",
+    "spark_streams_10000": "read 10,000 streams into Spark",
     "spark_copy": "copy a stream with Spark, exactly once",
-    "spark_latency_p50_ms": "through Spark, half of them within",
-    "spark_memory": "memory for ten times the data",
-    "pipeline_generator": "a pipeline from end to end",
-    "second_sink": "what a second sink costs",
+    "spark_latency_p50_ms": "stream to stream through Spark, p50 latency",
+    "spark_memory": "peak memory for ten times the data",
+    "pipeline_generator": "pipeline, end to end",
+    "second_sink": "cost of a second sink",
 }
-"""What each figure says; a name alone says nothing to a newcomer."""
+"""Description of each figure."""
 
 
 def number(value: float | None) -> str:
@@ -57,7 +62,7 @@ def reached(one: dict[str, Any]) -> bool | None:
 def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
     lines = [
         f"On {machine['cores']} cores ({machine['arch']}), Python {machine['python']}, "
-        f"redis-server {machine['redis_server']}; ours and the peer in the same run, in turn, medians.",
+        f"redis-server {machine['redis_server']}; ours and the peer interleaved in the same run, medians.",
         "",
         "| what | ours | unit | peer | peer's | ratio | goal |",
         "|---|---:|---|---|---:|---:|---|",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from millstream import Broker, open_blocking_broker, open_broker
+from millstream.messaging.consumer import topic as subscriber_topic
 from millstream.testing import (
     ClusterSetup,
     MariadbDatabase,
@@ -27,22 +29,27 @@ from millstream.testing import (
     redis_server_installed,
 )
 from millstream.testing.topologies import ask
-from proxied import Servers, unnamed
+from support.newer_servers import NEWER_SERVERS
+from support.proxied import Servers, unnamed
 
 pytest.register_assert_rewrite("millstream.testing.conformance")
 # A busy machine makes no example wrong, and slow to make is none of them either.
-hypothesis.settings.register_profile("house", deadline=None)
-hypothesis.settings.load_profile("house")
+hypothesis.settings.register_profile("millstream", deadline=None)
+hypothesis.settings.load_profile("millstream")
 
 
-# A JVM that lives for seconds spends half of them on compiling what it will not run again, and the rest on loading
-# classes: those that `make test` has kept are mapped into memory, or passed over where they do not fit. Nobody's own
-# choice is lost.
-KEPT_CLASSES = Path(__file__).parents[1] / ".venv" / "spark-classes.jsa"
+subscriber_topic.STRICT = True
+# A JVM that lives for seconds spends half of them on compiling code that it runs once, and the rest on loading classes.
+# scripts/spark_classes.py, which `make test` runs, makes an archive of the classes, and a Spark home without zipped
+# Python modules. Variables that the developer has set are kept.
+ARCHIVED_CLASSES = Path(__file__).parents[1] / ".venv" / "spark-classes.jsa"
+LINKED_SPARK_HOME = ARCHIVED_CLASSES.with_name("spark-home")
 JVM_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-if KEPT_CLASSES.exists():
-    JVM_OPTIONS += ["-Xlog:disable", f"-XX:SharedArchiveFile={KEPT_CLASSES}"]
+if ARCHIVED_CLASSES.exists() and Path(sys.prefix) == ARCHIVED_CLASSES.parent and LINKED_SPARK_HOME.is_dir():
+    JVM_OPTIONS += ["-Xlog:disable", f"-XX:SharedArchiveFile={ARCHIVED_CLASSES}"]
+    os.environ.setdefault("SPARK_HOME", str(LINKED_SPARK_HOME))
 os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(JVM_OPTIONS))
+os.environ.setdefault("MILLSTREAM_START_CACHE", "off")  # no test leaves a background process
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -63,12 +70,14 @@ class PiecesOfWork(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
 
-COMPUTING_FIRST = ("guide", "e2e", "property", "house", "unit", "chaos", "integration", "conformance")
+# The same guarantee runs in `make test` on another broker or with fewer trials.
+REPEATED_BY_CHAOS = "longer or on one more broker; `make test` runs a shorter variant, `make chaos` runs this one too"
+COMPUTING_FIRST = ("guide", "e2e", "property", "codebase", "unit", "chaos", "integration", "conformance")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with Spark in them first, then what computes, what waits last; what shows a thing once more waits for
-    `make chaos`."""
+    """Files with Spark in them first, then what computes, what waits last; tests
+    marked ``at_length`` run only in `make chaos`."""
     with_spark = {item.path for item in items if item.get_closest_marker("spark")}
 
     def place(item: pytest.Item) -> tuple[bool, int]:
@@ -80,12 +89,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "TRIALS" not in os.environ:
         for item in items:
             if item.get_closest_marker("at_length"):
-                item.add_marker(pytest.mark.skip(reason="shown once more in another place: `make chaos` runs it"))
+                item.add_marker(pytest.mark.skip(reason=REPEATED_BY_CHAOS))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a test printed and logged may hold half a character; a report with it could not travel between processes."""
+    """Output and logs of a test may contain lone surrogates, which a report to another process cannot encode."""
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
@@ -113,8 +122,8 @@ def redis_server(shared_redis: RedisProcess) -> RedisProcess:
     with open_blocking_broker(shared_redis.url) as broker:
         from millstream.wire.commands import Command
 
-        broker.link.call(Command((b"FLUSHALL",)))
-        broker.link.call(Command((b"CONFIG", b"RESETSTAT")))
+        broker.transport.call(Command((b"FLUSHALL",)))
+        broker.transport.call(Command((b"CONFIG", b"RESETSTAT")))
     return shared_redis
 
 
@@ -127,6 +136,26 @@ def redis_url(redis_server: RedisProcess) -> str:
 async def redis_broker(redis_url: str) -> AsyncIterator[Broker]:
     async with open_broker(redis_url) as broker:
         yield broker
+
+
+def newer_server(name: str) -> Iterator[RedisProcess]:
+    program, reason = NEWER_SERVERS[name]
+    if (path := program()) is None:
+        pytest.skip(reason)
+    with RedisProcess(program=path) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis82() -> Iterator[RedisProcess]:
+    """One Redis 8.2 for the whole run. Tests that share it use fresh names, or empty it first."""
+    yield from newer_server("redis82")
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[RedisProcess]:
+    """One Valkey for the whole run. Tests that share it use fresh names, or empty it first."""
+    yield from newer_server("valkey")
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +175,18 @@ def sentinel() -> Iterator[SentinelSetup]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ClusterSetup]:
-    """A cluster of three primaries, for the whole run: leave its slots as you find them."""
+    """A cluster of three primaries, for the whole run. Tests must not move its slots: see ``resharded_cluster``."""
+    need_redis_server()
+    with ClusterSetup() as setup:
+        yield setup
+
+
+@pytest.fixture(scope="session")
+def resharded_cluster() -> Iterator[ClusterSetup]:
+    """A cluster of three primaries for tests that move slots; they need not move a slot back.
+
+    Separate from ``cluster``: keys of other tests in the same slot would take part in the move.
+    """
     need_redis_server()
     with ClusterSetup() as setup:
         yield setup

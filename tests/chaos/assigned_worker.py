@@ -1,4 +1,4 @@
-"""A partitioned topic's member in a process of its own: its handler notes in a file what it begins and what is done."""
+"""A process with a member of a partitioned topic. Its handler records starts and ends in a file."""
 
 from __future__ import annotations
 

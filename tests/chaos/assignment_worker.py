@@ -1,4 +1,4 @@
-"""A member in a process of its own: it writes to every stream that it owns, guarded, until it is told or refused."""
+"""A process with a member that makes fenced writes to its streams until they are disowned or rejected."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import sys
 
 from millstream import Broker, open_broker
-from millstream.assignment import AssignmentClient, StreamAdded, StreamDisowned, Token
+from millstream.assignment import AssignmentClient, FencingToken, StreamAdded, StreamDisowned
 from millstream.assignment.membership import Settings
 from millstream.errors import BrokerUnavailable, StaleOwner
 
 SETTINGS = Settings(lease_ms=1_000, renew_interval_ms=300, sweep_interval_ms=100)
 
 
-async def work(broker: Broker, token: Token) -> None:
-    mine = broker.behind(token.guard())
+async def work(broker: Broker, token: FencingToken) -> None:
+    mine = broker.fenced(token)
     while True:
         try:
             await mine.xadd(token.stream, {"member": token.member, "token": token.number})

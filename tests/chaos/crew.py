@@ -32,15 +32,15 @@ class Crew:
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
-        self._bury(process)
+        self._dead_letter(process)
 
     def look_after(self) -> None:
         """Notes the dead and hires others."""
         for process in [one for one in self.processes if one.poll() is not None]:
-            self._bury(process)
+            self._dead_letter(process)
             self.hire()
 
-    def _bury(self, process: subprocess.Popen[bytes]) -> None:
+    def _dead_letter(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
         self._ledger.killed(process.pid)
         self.processes.remove(process)

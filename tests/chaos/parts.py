@@ -14,7 +14,7 @@ from typing import ClassVar
 from chaos.writers import SparkSinkWriter, Writer, published
 from millstream import Broker, open_blocking_broker
 from millstream.assignment import Announcement, AssignedSubscriber, Settings
-from millstream.broker import beside
+from millstream.broker import companion_key
 from millstream.errors import MillstreamError
 from millstream.messaging import DeadLetters, Message, Publisher, Subscriber
 from millstream.testing import eventually
@@ -296,7 +296,7 @@ class ReplayPart(Part):
         running = asyncio.create_task(burying.consume(self.name, fail))
         async with Publisher(self.steady) as publisher:
             await publisher.publish(self.name, *(Message(token.encode()) for token in self.sent))
-        self.dlq = beside(self.name, "dlq")
+        self.dlq = companion_key(self.name, "dlq")
 
         async def all_buried() -> bool:
             return await self.steady.xlen(self.dlq) == len(self.sent)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from fault_table import FaultRow, Follows, Phase
 from millstream.testing.answering import ANSWER_LOST, ProxyAnswer, Request, refusal
+from support.fault_table import FaultRow, Follows, Phase
 
 IN_ITS_COURSE = frozenset({b"MULTI", b"EXEC", b"DISCARD", b"ASKING", b"CLIENT", b"CLUSTER", b"INFO", b"CONFIG"})
 """What belongs to other commands, or asks the server about itself."""
@@ -43,8 +43,8 @@ class Planting:
 
     def _meant(self, request: Request) -> bool:
         if self._phase is Phase.CONNECTING:
-            return request.opening and bool(request.words) == (self._fault.name != "max clients")
-        if request.opening or not request.words:
+            return request.opening and bool(request.args) == (self._fault.name != "max clients")
+        if request.opening or not request.args:
             return False
         if self._phase is Phase.TRANSACTION:
             at_the_end = self._fault.name.startswith("EXECABORT") or not self._fault.text

@@ -1,4 +1,4 @@
-"""The parts of Spark's source and of a pipeline's spool, driven as Spark drives them, without a session around them.
+"""The parts of Spark's source and of a pipeline's queue, driven as Spark drives them, without a session around them.
 
 What Spark does after an error it does here too: the same batch again, from the offset that was last finished.
 """
@@ -19,11 +19,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from chaos.parts import Part
 from millstream.errors import MillstreamError
 from millstream.pipelines.redis_address import SecretFiles
+from millstream.pipelines.sink_queue import StoredBatch
 from millstream.pipelines.sinks import Write
 from millstream.pipelines.sinks.redis import RedisSink
 from millstream.spark.options import source_options
 from millstream.spark.reader import RedisStreamsReader
 from millstream.spark.rows import DEFAULT_COLUMNS
+from millstream.storage import open_storage
 
 TYPES = {
     "stream": pa.string(),
@@ -100,17 +102,17 @@ class SparkSourcePart(BatchesPart):
         return f"not read once: {wrong}{behind}" if wrong or behind else ""
 
 
-class SpooledSinkPart(BatchesPart):
+class SinkQueuePart(BatchesPart):
     """A pipeline's optional sink: batches that wait on disk are delivered from the driver, in order, once each."""
 
-    kind = "pipeline spool"
+    kind = "sink queue"
     transactions = True
 
     async def begin(self) -> None:
         config = {"id": "late", "uri": self.url, "stream": self.name, "required": False, "batch_timeout": "30s"}
         self._sink = RedisSink.model_validate({"type": "redis", "config": config})
         self._directory = tempfile.TemporaryDirectory(prefix="millstream-")
-        self._waiting: list[tuple[int, Path]] = []
+        self._waiting: list[StoredBatch] = []
         self._batches = 0
 
     async def work(self) -> None:
@@ -118,7 +120,9 @@ class SpooledSinkPart(BatchesPart):
         place = Path(self._directory.name, str(self._batches))
         place.mkdir()
         pq.write_table(rows, place / "part.parquet")
-        self._waiting.append((self._batches, place))
+        files = (("part.parquet", (place / "part.parquet").stat().st_size),)
+        storage = open_storage(self._directory.name)
+        self._waiting.append(StoredBatch(storage, self._batches, place.name, rows.num_rows, files))
         self._batches += 1
         await self._deliver()
 
@@ -132,9 +136,9 @@ class SpooledSinkPart(BatchesPart):
             self._waiting.pop(0)
 
     def _first(self) -> None:
-        number, place = self._waiting[0]
+        batch = self._waiting[0]
         session: Any = None  # it is delivered to without Spark
-        self._sink.deliver(session, place, Write(self.name, number, "late", "exactly_once", SecretFiles()))
+        self._sink.deliver(session, batch, Write(self.name, batch.id, "late", "exactly_once", SecretFiles()))
 
     async def verdict(self) -> str:
         self._directory.cleanup()

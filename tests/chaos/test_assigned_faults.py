@@ -1,5 +1,5 @@
-"""Order per key across a fleet whose members are killed and stopped: nothing is left out, nothing overtakes, and
-whoever wakes up late begins nothing that is others' now."""
+"""Order per key while members are killed and stopped: no message is lost or overtaken, and a member that resumes late
+starts no message that has a new owner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORKER = Path(__file__).with_name("assigned_worker.py")
 PARTITIONS = 4
 KEYS = 8
 EACH = 100
-"""Messages of each key: a second of work, of which most waits in the process that is stopped."""
+"""Messages of each key: a second of work, most of which waits in the stopped process."""
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120 + 60 * TRIALS)]
 
 
@@ -57,7 +57,7 @@ class Journal:
         return {(line.key, line.number) for line in self.lines() if line.event == "done"}
 
     def late(self, member: str) -> list[Line]:
-        """What the member began although another had finished it before."""
+        """Messages that the member started after another member had finished them."""
         finished: dict[tuple[str, int], str] = {}
         found = []
         for line in self.lines():
@@ -68,7 +68,7 @@ class Journal:
         return found
 
     def overtaking(self) -> list[Line]:
-        """What was begun although the message before it, of the same key, had not been done by anybody."""
+        """Messages that were started before the previous message of their key was finished by a member."""
         done: set[tuple[str, int]] = set()
         found = []
         for line in self.lines():
@@ -107,7 +107,7 @@ async def publish(url: str, topic: str, numbers: range) -> None:
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))
-async def test_a_member_that_was_stopped_past_its_lease_begins_nothing_that_others_have_finished(
+async def test_member_stopped_past_its_lease_starts_nothing_that_others_finished(
     url: str, tmp_path: Path, trial: int
 ) -> None:
     journal = Journal(tmp_path / "journal")

@@ -56,7 +56,7 @@ class Fleet:
         self.members.pop(name).wait()
 
     def writers(self) -> set[str]:
-        """Who made the last write of each stream."""
+        """The member that made the last write of each stream."""
         last = [self.broker.xrevrange(stream, count=1) for stream in STREAMS]
         return {entries[0].text("member") if entries else "" for entries in last}
 
@@ -80,8 +80,8 @@ def fleet(url: str, size: int = 3) -> Iterator[Fleet]:
 
 
 def verdict(broker: BlockingBroker) -> None:
-    """What the streams say: tokens never go back, and nobody else has worked for longer than the lease and two seconds
-    while a stream had no owner. Time in which nobody wrote anything is the machine's: it had none for members."""
+    """Checks the streams: tokens never decrease, and no stream had no owner for longer than the lease and two seconds
+    while other members worked. Times without any write do not count: the machine was busy."""
     written: dict[str, list[Entry]] = {stream: broker.xrange(stream) for stream in STREAMS}
     at_work = sorted({entry.id.ms // SLOT_MS for entries in written.values() for entry in entries})
     for stream, entries in written.items():
@@ -103,7 +103,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return address
 
 
-def test_members_killed_and_stopped_leave_no_stream_behind_and_cannot_write(url: str) -> None:
+def test_killed_and_stopped_members_leave_no_stream_and_cannot_write(url: str) -> None:
     seed = int(os.environ.get("MILLSTREAM_SEED", random.randrange(10**9)))
     print(f"MILLSTREAM_SEED={seed}")
     chance = random.Random(seed)
@@ -122,7 +122,7 @@ def test_members_killed_and_stopped_leave_no_stream_behind_and_cannot_write(url:
         verdict(running.broker)
 
 
-def test_a_promoted_replica_goes_on_with_what_it_has(sentinel: SentinelSetup) -> None:
+def test_members_continue_on_a_promoted_replica(sentinel: SentinelSetup) -> None:
     with fleet(sentinel.url) as running:
         members = set(running.members)
         sentinel.failover()

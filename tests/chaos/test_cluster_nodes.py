@@ -85,7 +85,7 @@ async def test_topics_of_other_nodes_are_handled_while_one_is_away(
     verdict = ledger.verdict()
     print(verdict, f"deaths {crew.deaths}, {len(others)} of {MANY} streams on other nodes")
     assert verdict.kept, str(verdict)
-    assert not verdict.buried
+    assert not verdict.dead_lettered
     assert verdict.done >= sent
 
 

@@ -14,13 +14,13 @@ import pytest
 
 from chaos.parts import AssignedPart, BurialPart, Part, ReadingPart, ReplayPart, SparkSinkPart, SubscriberPart, writing
 from chaos.planting import PASSES, Planting
-from chaos.spark_parts import SparkSourcePart, SpooledSinkPart
+from chaos.spark_parts import SinkQueuePart, SparkSourcePart
 from chaos.writers import ASYNC_WRITERS
-from fault_table import TABLE, FaultRow, Follows, Phase
 from millstream import open_broker
 from millstream.testing import eventually
 from millstream.testing.answering import pass_on
-from proxied import AnsweringProxies, Servers, each
+from support.fault_table import TABLE, FaultRow, Follows, Phase
+from support.proxied import AnsweringProxies, Servers, each
 
 IN_FULL = int(os.environ.get("TRIALS", "2")) > 2
 AT_A_TIME = 8
@@ -28,7 +28,7 @@ PARTS: list[type[Part]] = [
     *(writing(one) for one in ASYNC_WRITERS),
     SparkSinkPart,
     SparkSourcePart,
-    SpooledSinkPart,
+    SinkQueuePart,
     SubscriberPart,
     BurialPart,
     ReplayPart,
@@ -92,7 +92,7 @@ def test_make_test_meets_every_pair() -> None:
     assert set().union(*map(pairs, few)) == set().union(*map(pairs, all_of_them))
 
 
-ON_A_CLUSTER = [part for part in PARTS if part not in (SparkSinkPart, SparkSourcePart, SpooledSinkPart)]
+ON_A_CLUSTER = [part for part in PARTS if part not in (SparkSinkPart, SparkSourcePart, SinkQueuePart)]
 """Messaging and assignment; what Spark does on a cluster is tried with Spark."""
 IN_MAKE_TEST = (SubscriberPart, AssignedPart)
 COLUMNS = [
@@ -149,7 +149,7 @@ async def meets(servers: Servers, kind: type[Part], fault: FaultRow, phase: Phas
         complaints.append(f"was told {part.raised[:2]!r}, though it passes")
     told = any(isinstance(error, fault.raises) for error in part.raised)
     # What runs beside its callers may have been refused in their place: readers, and whoever moves what is delayed.
-    beside = isinstance(part, ReadingPart) or part.kind == "delays"
-    if follows in (Follows.RAISED, Follows.FATAL) and not told and not beside:
+    companion_key = isinstance(part, ReadingPart) or part.kind == "delays"
+    if follows in (Follows.RAISED, Follows.FATAL) and not told and not companion_key:
         complaints.append(f"was told {part.raised!r}, and not {fault.raises.__name__}")
     return "; ".join(complaints)

@@ -101,6 +101,6 @@ async def test_workers_of_many_streams_are_killed_stopped_and_cut_off(
     verdict = ledger.verdict()
     print(verdict, f"deaths {crew.deaths}, {cuts} connections cut, {MANY} streams")
     assert verdict.kept, str(verdict)
-    assert not verdict.buried
+    assert not verdict.dead_lettered
     assert cuts
     assert verdict.done >= sent

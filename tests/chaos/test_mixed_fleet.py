@@ -49,13 +49,15 @@ def go_member(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def go_process(program: Path, server: RedisProcess, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Ends it as SIGKILL does: no word to anybody."""
+    """A member in Go that has joined. Ends it as SIGKILL does: no word to anybody."""
     process = await asyncio.create_subprocess_exec(
         *(str(program), f"127.0.0.1:{server.port}", "mixed"),
         env={**os.environ, "POD_NAME": name},
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
+    first_line = await asyncio.wait_for(process.stdout.readline(), 60)
+    assert b'"ready"' in first_line, f"{name} did not join: {first_line!r}"
     reading = asyncio.create_task(process.stdout.read())
     try:
         yield process
@@ -79,7 +81,8 @@ async def holders(broker: Broker) -> dict[str, set[str]]:
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 async def test_every_announced_stream_has_one_owner_while_members_of_both_kinds_are_killed(go_member: Path) -> None:
-    with RedisProcess(["--notify-keyspace-events", "Ex"]) as server:
+    # The Go client sets notify-keyspace-events by itself, and refuses a server where it is set already.
+    with RedisProcess() as server:
         async with open_broker(server.url) as broker:
             members: list[AssignmentClient] = []
             tasks: list[asyncio.Task[None]] = []
@@ -93,7 +96,8 @@ async def test_every_announced_stream_has_one_owner_while_members_of_both_kinds_
                 members.append(client)
                 tasks.append(asyncio.create_task(drain(client)))
 
-            async def one_owner_each() -> bool:
+            async def one_owner_each(go: asyncio.subprocess.Process) -> bool:
+                assert go.returncode is None, f"the Go member ended with {go.returncode}"
                 held = await holders(broker)
                 for stream, names in held.items():
                     owners = [client.id for client in members if stream in client.owned]
@@ -104,17 +108,23 @@ async def test_every_announced_stream_has_one_owner_while_members_of_both_kinds_
 
             join("py-0")
             await eventually(lambda: members[0].ready, what="the first member has made the group")
-            async with go_process(go_member, server, "go-0"):
+            async with go_process(go_member, server, "go-0") as go:
                 for stream in STREAMS:
                     await members[0].announce(stream)
-                await eventually(one_owner_each, what="each stream has one owner", timeout_s=120)
+                await eventually(lambda: one_owner_each(go), what="each stream has one owner", timeout_s=120)
+                # Without an owner in Go, members in Python alone would pass this test.
+                assert not set.union(*(await holders(broker)).values()) <= {client.id for client in members}
             for number in range(1, ROUNDS + 1):
-                async with go_process(go_member, server, f"go-{number}"):
+                async with go_process(go_member, server, f"go-{number}") as go:
                     join(f"py-{number}")
                     dying = members.pop(0)
                     for task in dying._tasks:
                         task.cancel()
-                    await eventually(one_owner_each, what="one owner each after both kinds died", timeout_s=120)
+                    await eventually(
+                        lambda go=go: one_owner_each(go),  # type: ignore[misc]
+                        what="one owner each after both kinds died",
+                        timeout_s=120,
+                    )
             for client in members:
                 await client.close()
             await asyncio.gather(*tasks, return_exceptions=True)

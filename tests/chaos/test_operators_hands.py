@@ -25,7 +25,7 @@ from millstream.messaging import Backoff, Message, Publisher, Subscriber
 from millstream.messaging.codecs import codec
 from millstream.testing import ClusterSetup, RedisProcess, eventually
 from millstream.wire.commands import Command
-from proxied import Servers, each
+from support.proxied import Servers, each
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 TOPIC, OUT, GROUP = "t", "out", "g"
@@ -52,7 +52,7 @@ class Operator:
 
     async def ask(self, *words: str) -> None:
         for root in self._roots:
-            await root.link.call(Command(tuple(word.encode() for word in words)))
+            await root.transport.call(Command(tuple(word.encode() for word in words)))
 
 
 Hands = Callable[[Operator], Awaitable[None]]

@@ -19,7 +19,7 @@ from chaos.crew import settled
 from millstream import Router, open_broker
 from millstream.messaging import Message, Publisher
 from millstream.testing import CuttingProxy, eventually
-from proxied import Servers, before, url_through
+from support.proxied import Servers, before, url_through
 
 TRIALS = int(os.environ.get("TRIALS", "1"))
 STRIKES = 12 if TRIALS > 1 else 4

@@ -16,7 +16,7 @@ import redis
 
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.testing import RedisProcess, wait_until
-from pipeline_process import PipelineProcess
+from support.pipeline_process import PipelineProcess
 
 TRIALS = int(os.environ.get("TRIALS", "1"))
 

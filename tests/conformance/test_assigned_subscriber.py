@@ -1,4 +1,4 @@
-"""Streams with one owner each, read by subscribers: in order per key, whoever comes and goes."""
+"""Streams with one owner each, read by subscribers, in order per key while members join and leave."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from dead_members import lease_runs_out
 from millstream import Broker, open_broker
 from millstream.assignment import (
     AssignedSubscriber,
-    PartitionedPublisher,
     Settings,
     assigned_subscriber,
     partition_of,
@@ -23,14 +21,16 @@ from millstream.assignment import (
 from millstream.assignment.client import announce
 from millstream.assignment.leases import OwnerRecord
 from millstream.assignment.partitions import announce_partitions
-from millstream.broker import Guard, beside, leases, settle
+from millstream.broker import Fence, companion_key
+from millstream.broker.scripts import leases, settle
 from millstream.errors import InvalidArgument, StaleOwner
 from millstream.messaging import Handler, Message, Publisher, Subscriber
-from millstream.testing import Fault, FaultyLink, eventually
+from millstream.testing import Fault, FaultyTransport, eventually
 from millstream.wire.commands import Batch, Command
+from support.dead_members import lease_runs_out
 
 STEADY = Settings(lease_ms=60_000, renew_interval_ms=250, sweep_interval_ms=50)
-"""However busy the machine is, whoever lives loses nothing."""
+"""Leases that do not expire while a member lives, also on a busy machine."""
 
 
 @asynccontextmanager
@@ -72,7 +72,7 @@ async def test_every_message_of_every_owned_stream_is_handled(broker_url: str) -
         await publisher.close()
 
 
-async def test_what_a_dead_owner_left_pending_is_handled_without_waiting_until_it_is_idle(broker_url: str) -> None:
+async def test_pending_entries_of_a_dead_owner_are_handled_without_idle_time(broker_url: str) -> None:
     started: list[str] = []
     never = asyncio.Event()
 
@@ -81,7 +81,7 @@ async def test_what_a_dead_owner_left_pending_is_handled_without_waiting_until_i
         await never.wait()
 
     async def handle(message: Message) -> None:
-        started.append("heir")
+        started.append("new owner")
 
     async with open_broker(broker_url) as broker:
         publisher = Publisher(broker)
@@ -93,8 +93,8 @@ async def test_what_a_dead_owner_left_pending_is_handled_without_waiting_until_i
         for loop in (*dead.client._tasks, task, *(work for _, work in dead._running.values())):
             loop.cancel()
         await lease_runs_out(dead.client)
-        async with worker(broker_url, "heir", handle):
-            await eventually(lambda: started == ["dead", "heir"], what="the heir to handle it", timeout_s=60)
+        async with worker(broker_url, "new owner", handle):
+            await eventually(lambda: started == ["dead", "new owner"], what="the new owner to handle it", timeout_s=60)
             await eventually(lambda: _pending(broker, "s", 0), what="it to be acknowledged")
         await publisher.close()
 
@@ -103,7 +103,7 @@ async def _pending(broker: Any, stream: str, count: int) -> bool:
     return bool((await broker.xpending(stream, "g")).count == count)
 
 
-async def test_messages_of_one_key_are_in_order_across_the_fleet(broker_url: str) -> None:
+async def test_messages_of_a_key_are_in_order_across_members(broker_url: str) -> None:
     seen: dict[str, list[int]] = defaultdict(list)
 
     async def handle(message: Message) -> None:
@@ -114,17 +114,17 @@ async def test_messages_of_one_key_are_in_order_across_the_fleet(broker_url: str
         return sum(len(set(numbers)) for numbers in seen.values()) == 8 * 40
 
     async with open_broker(broker_url) as broker:
-        publisher = Publisher(broker)
-        split = PartitionedPublisher(publisher, 4)
-        options: dict[str, Any] = {"topic": "orders", "partitions": 4}
+        publisher = Publisher(broker, partitions={"orders": 4})
+        await announce_partitions(broker, "svc", "orders", 4)
+        options: dict[str, Any] = {"ordered_by_key": True}
         async with worker(broker_url, "a", handle, **options) as a:
             await eventually(lambda: len(a.streams) == 4, what="the first one to own all partitions")
             for number in range(20):
-                await split.publish("orders", *(Message(b"%d" % number, {"key": f"k{k}"}) for k in range(8)))
+                await publisher.publish("orders", *(Message(b"%d" % number, {"key": f"k{k}"}) for k in range(8)))
             async with worker(broker_url, "b", handle, **options) as b:
                 await eventually(lambda: len(a.streams) == len(b.streams) == 2, what="an even spread", timeout_s=60)
                 for number in range(20, 40):
-                    await split.publish("orders", *(Message(b"%d" % number, {"key": f"k{k}"}) for k in range(8)))
+                    await publisher.publish("orders", *(Message(b"%d" % number, {"key": f"k{k}"}) for k in range(8)))
                 await eventually(done, what="all were handled", timeout_s=60)
         for key, numbers in seen.items():
             first_time = list(dict.fromkeys(numbers))
@@ -133,7 +133,7 @@ async def test_messages_of_one_key_are_in_order_across_the_fleet(broker_url: str
         await publisher.close()
 
 
-async def test_a_stale_token_cannot_acknowledge_a_delivery(broker_url: str) -> None:
+async def test_stale_token_cannot_acknowledge(broker_url: str) -> None:
     async with open_broker(broker_url) as broker:
         await broker.create_group("s", "g", start="0")
         await broker.xadd("s", {"n": 1})
@@ -141,21 +141,21 @@ async def test_a_stale_token_cannot_acknowledge_a_delivery(broker_url: str) -> N
         [number] = await broker.run(leases.take_leases, "a", [("s", None)])
         record = b"%d a" % (number or 0)
         await broker.run(leases.take_leases, "b", [("s", record)])
-        stale = broker.behind(Guard(beside("s", "owner"), record))
+        stale = broker.fenced(Fence(companion_key("s", "owner"), record))
         with pytest.raises(StaleOwner):
             await stale.run(settle.ack_held, "s", "g", "c", [delivery.id], times_delivered=1)
         assert (await broker.xpending("s", "g")).count == 1
-        current = await broker.get(beside("s", "owner"))
-        fresh = broker.behind(Guard(beside("s", "owner"), current or b""))
+        current = await broker.get(companion_key("s", "owner"))
+        fresh = broker.fenced(Fence(companion_key("s", "owner"), current or b""))
         assert (await fresh.run(settle.ack_held, "s", "g", "c", [delivery.id], times_delivered=1)).refused == []
 
 
-async def test_partitions_are_announced_once_however_long_ago_that_was(broker_url: str) -> None:
+async def test_partitions_are_announced_only_once(broker_url: str) -> None:
     async with open_broker(broker_url) as broker:
         await asyncio.gather(*(announce_partitions(broker, "svc", "orders", 3) for _ in range(5)))
         assert await broker.xlen("svc-input") == 3
 
-        await broker.delete(*(beside("svc-input", f"seen.{one}") for one in "abt"))
+        await broker.delete(*(companion_key("svc-input", f"seen.{one}") for one in "abt"))
         await announce_partitions(broker, "svc", "orders", 3)
         assert await broker.xlen("svc-input") == 3, "what was remembered is gone, but the announcements are there"
 
@@ -166,17 +166,17 @@ async def test_partitions_are_announced_once_however_long_ago_that_was(broker_ur
         assert await broker.xlen("svc-input") == 5, "the finished one and the new one were announced"
 
 
-async def test_partitions_are_checked_and_stable(broker_url: str) -> None:
+async def test_partition_of_a_key_is_stable_and_arguments_are_checked(broker_url: str) -> None:
     assert partition_streams("orders", 2) == ["orders.p0", "orders.p1"]
     assert [partition_of(key, 16) for key in ("a", "b", "customer-7")] == [3, 9, 8]
-    async with open_broker(broker_url) as broker, Publisher(broker) as publisher:
+    async with open_broker(broker_url) as broker, Publisher(broker, partitions={"orders": 2}) as publisher:
         with pytest.raises(InvalidArgument, match="key"):
-            await PartitionedPublisher(publisher, 2).publish("orders", Message(b"x"))
+            await publisher.publish("orders", Message(b"x"))
         with pytest.raises(InvalidArgument, match="partitions"):
-            PartitionedPublisher(publisher, 0)
+            Publisher(broker, partitions={"orders": 0})
 
 
-async def test_a_stream_that_cannot_be_read_is_released_and_the_others_go_on(broker_url: str) -> None:
+async def test_unreadable_stream_is_released_and_other_streams_are_read(broker_url: str) -> None:
     handled: list[bytes] = []
     released: list[str] = []
 
@@ -199,7 +199,7 @@ async def test_a_stream_that_cannot_be_read_is_released_and_the_others_go_on(bro
         assert [record.member for record in await owner_records(broker, "no stream", "good")] == ["", ""]
 
 
-async def test_what_went_back_before_its_owner_heard_of_it_is_not_started(broker_url: str) -> None:
+async def test_stream_released_before_its_notification_is_not_read(broker_url: str) -> None:
     async def handle(message: Message) -> None:
         raise AssertionError("this member does not own the stream any more")
 
@@ -208,7 +208,7 @@ async def test_what_went_back_before_its_owner_heard_of_it_is_not_started(broker
         await Publisher(broker).publish("s", Message(b"for the next owner"))
         running = assigned_subscriber(broker, "svc", handle, group="g", member="a", settings=STEADY)
         notifications = running.client.start()
-        await eventually(lambda: "s" in running.client.owned, what="taken, and nobody has listened yet")
+        await eventually(lambda: "s" in running.client.owned, what="it to be taken before its notification is received")
         await running.client.close()
 
         running.client.start = lambda: notifications  # type: ignore[method-assign]  # heard only now
@@ -216,7 +216,7 @@ async def test_what_went_back_before_its_owner_heard_of_it_is_not_started(broker
         assert running.streams == []
 
 
-async def test_a_stream_is_not_left_unread_by_what_nobody_foresaw(broker_url: str) -> None:
+async def test_stream_is_read_again_after_an_unexpected_error(broker_url: str) -> None:
     handled: list[bytes] = []
     strikes = iter(range(2))
 
@@ -230,7 +230,7 @@ async def test_a_stream_is_not_left_unread_by_what_nobody_foresaw(broker_url: st
     async with open_broker(broker_url) as broker:
         await announce(broker, "svc", "s")
         await Publisher(broker).publish("s", Message(b"x"))
-        struck = Broker(FaultyLink(broker.link, strike), broker.context)
+        struck = Broker(FaultyTransport(broker.transport, strike), broker.context)
         running = assigned_subscriber(struck, "svc", handle, group="g", member="a", settings=STEADY)
         task = asyncio.create_task(running.run())
         await eventually(lambda: handled == [b"x"], what="the stream to be read after all", timeout_s=60)
@@ -238,8 +238,8 @@ async def test_a_stream_is_not_left_unread_by_what_nobody_foresaw(broker_url: st
         await asyncio.wait_for(task, 60)
 
 
-async def test_an_error_of_a_former_turn_costs_a_stream_that_came_back_nothing(broker_url: str) -> None:
-    """Giving up takes a moment, in which the stream may be lost and taken again: then another subscriber reads it."""
+async def test_error_of_a_previous_reading_does_not_release_a_retaken_stream(broker_url: str) -> None:
+    """The release is delayed. Meanwhile the stream may be lost and taken again, and another subscriber reads it."""
     handled: list[bytes] = []
 
     async def handle(message: Message) -> None:
@@ -257,8 +257,8 @@ async def test_an_error_of_a_former_turn_costs_a_stream_that_came_back_nothing(b
             await eventually(lambda: handled == [b"x"], what="it to be handled")
 
 
-async def test_what_a_former_owners_read_still_takes_is_inherited_too(broker_url: str) -> None:
-    """It was sent before the stream changed hands, and waits on the server: a read is not fenced."""
+async def test_entries_of_a_late_read_of_the_previous_owner_are_claimed(broker_url: str) -> None:
+    """The read was sent before the stream changed its owner, and blocks on the server: XREADGROUP is not fenced."""
     handled: list[bytes] = []
 
     async def handle(message: Message) -> None:
@@ -270,14 +270,14 @@ async def test_what_a_former_owners_read_still_takes_is_inherited_too(broker_url
         stale_read = asyncio.create_task(former.xreadgroup("s", "g", "former", count=10, block_ms=60_000))
 
         async def it_waits() -> bool:
-            facts: bytes = await broker.link.call(Command((b"INFO", b"clients"), b"s"))
+            facts: bytes = await broker.transport.call(Command((b"INFO", b"clients"), b"s"))
             return b"blocked_clients:0" not in facts
 
         await eventually(it_waits, what="the stale read to wait")
-        async with worker(broker_url, "heir", handle, claim_min_idle_ms=3_600_000) as heir:
-            await eventually(lambda: heir.streams == ["s"] and heir.ready, what="the heir to read")
+        async with worker(broker_url, "new owner", handle, claim_min_idle_ms=3_600_000) as new_owner:
+            await eventually(lambda: new_owner.streams == ["s"] and new_owner.ready, what="the new owner to read")
             await publisher.publish("s", Message(b"taken by the stale read"))
-            assert len(await stale_read) == 1, "the server serves whoever waited first"
+            assert len(await stale_read) == 1, "the server serves the first blocked reader"
             await eventually(lambda: handled == [b"taken by the stale read"], what="it to be handled all the same")
             await publisher.publish("s", Message(b"next"))
             await eventually(lambda: len(handled) == 2, what="the next")
@@ -285,11 +285,11 @@ async def test_what_a_former_owners_read_still_takes_is_inherited_too(broker_url
 
 
 @pytest.mark.parametrize("streams", [("s",), ("s", "t")], ids=["read that waits", "read of busy streams"])
-async def test_what_a_former_owners_late_read_takes_comes_before_what_follows_it_in_its_key(
+async def test_entries_of_a_late_read_are_handled_before_later_messages_of_their_key(
     broker_url: str, streams: tuple[str, ...]
 ) -> None:
-    """A member that is stopped between looking at its lease and sending its read sends it when it goes on, and takes
-    what lies between two reads of its heir: those are not to pass it."""
+    """A member that is paused between checking its lease and sending XREADGROUP can receive entries between two reads
+    of the new owner. Later messages of the same key must not be handled before them."""
     handled: list[bytes] = []
     go_on = asyncio.Event()
 
@@ -304,9 +304,11 @@ async def test_what_a_former_owners_late_read_takes_comes_before_what_follows_it
     async with open_broker(broker_url) as broker, Publisher(broker) as publisher:
         for stream in streams:
             await announce(broker, "svc", stream)
-        async with worker(broker_url, "heir", handle, **options) as heir:
+        async with worker(broker_url, "new owner", handle, **options) as new_owner:
             try:
-                await eventually(lambda: sorted(heir.streams) == list(streams) and heir.ready, what="all to be read")
+                await eventually(
+                    lambda: sorted(new_owner.streams) == list(streams) and new_owner.ready, what="all to be read"
+                )
                 await publisher.publish("s", *of_one_key(b"first", b"taken by the late read", b"next", b"last"))
                 await eventually(lambda: handled == [b"first"], what="the first to begin")
                 assert len(await broker.xreadgroup("s", "g", "former", count=1)) == 1
@@ -317,9 +319,9 @@ async def test_what_a_former_owners_late_read_takes_comes_before_what_follows_it
         assert handled == [b"first", b"taken by the late read", b"next", b"last"]
 
 
-async def test_streams_that_are_lost_end_side_by_side_and_begin_again_after_that(broker_url: str) -> None:
-    """A member that slept past its lease loses all its streams at once: one handler that will not end holds up none of
-    the others, and a stream that comes back is not read by two."""
+async def test_lost_streams_end_concurrently_and_restart_after_that(broker_url: str) -> None:
+    """A member that was paused past its lease loses all its streams at once. A handler that does not end does not delay
+    other streams, and a stream that is taken again is not read twice at the same time."""
     go_on = asyncio.Event()
     events: dict[str | None, list[str]] = defaultdict(list)
 
@@ -329,7 +331,7 @@ async def test_streams_that_are_lost_end_side_by_side_and_begin_again_after_that
         try:
             await go_on.wait()
         except asyncio.CancelledError:
-            here.append("told to end")
+            here.append("cancelled")
             await go_on.wait()
             here.append("ended")
             raise
@@ -343,17 +345,19 @@ async def test_streams_that_are_lost_end_side_by_side_and_begin_again_after_that
             try:
                 await eventually(lambda: len(events) == 3, what="all to have begun", timeout_s=60)
                 for name in streams:
-                    await broker.link.call(
-                        Command((b"SET", beside(name, "owner"), b"9999999999999 gone"), name.encode())
+                    await broker.transport.call(
+                        Command((b"SET", companion_key(name, "owner"), b"9999999999999 gone"), name.encode())
                     )
-                told = ["began", "told to end"]
-                await eventually(lambda: all(some == told for some in events.values()), what="all told", timeout_s=60)
+                cancelled = ["began", "cancelled"]
+                await eventually(
+                    lambda: all(some == cancelled for some in events.values()), what="all to be cancelled", timeout_s=60
+                )
                 await eventually(
                     lambda: sorted(member.streams) == sorted(streams), what="all taken again", timeout_s=60
                 )
-                assert all(some == told for some in events.values()), "none has begun beside itself"
+                assert all(some == cancelled for some in events.values()), "no stream was read twice at a time"
                 go_on.set()
-                again = [*told, "ended", "began"]
+                again = [*cancelled, "ended", "began"]
                 await eventually(
                     lambda: all(some[:4] == again for some in events.values()), what="all again", timeout_s=60
                 )
@@ -361,7 +365,7 @@ async def test_streams_that_are_lost_end_side_by_side_and_begin_again_after_that
                 go_on.set()
 
 
-async def test_a_stream_that_another_member_took_over_is_no_error_of_its_former_reader(
+async def test_stream_taken_over_by_another_member_is_not_reported_as_failed(
     broker_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="millstream.messaging")
@@ -371,11 +375,11 @@ async def test_a_stream_that_another_member_took_over_is_no_error_of_its_former_
         await broker.create_group("s", "g", start="0")
         await broker.xadd("s", {"data": b"first"})
         await broker.xreadgroup("s", "g", "me")
-        mine = broker.behind(Guard(beside("s", "owner"), record))
+        mine = broker.fenced(Fence(companion_key("s", "owner"), record))
         await broker.run(leases.take_leases, "b", [("s", record)])
         subscriber = Subscriber(mine, group="g", group_start="0", consumer="me")
         with pytest.raises(StaleOwner):
             async with asyncio.timeout(60):
                 await subscriber.consume("s", lambda _: asyncio.sleep(0))
-    told = {one.levelname for one in caplog.records if one.getMessage().startswith("reading s ended")}
-    assert told == {"INFO"}
+    levels = {one.levelname for one in caplog.records if one.getMessage().startswith("reading s ended")}
+    assert levels == {"INFO"}

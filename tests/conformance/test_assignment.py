@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from messaging_chapters.chapter import flush
 
-from dead_members import crash, lease_runs_out
 from millstream import Broker, Publisher, open_broker
 from millstream.assignment import (
     AssignmentClient,
     Notification,
+    Notifications,
     NotTheOwner,
     StreamAdded,
     StreamDisowned,
@@ -31,18 +31,19 @@ from millstream.assignment.client import announce
 from millstream.assignment.errors import MemberClosed
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.membership import Settings
-from millstream.broker import leases
-from millstream.broker.keys import beside
-from millstream.broker.steps.script import script
+from millstream.broker.keys import companion_key
+from millstream.broker.scripts import leases
+from millstream.broker.scripts.script import script
 from millstream.errors import BrokerUnavailable, InvalidArgument, StaleOwner, WrongKeyType
 from millstream.model import Clock, SystemClock, TrimPolicy
-from millstream.testing import Fault, FaultyLink, eventually
+from millstream.testing import Fault, FaultyTransport, eventually
 from millstream.wire.commands import Batch, Command
+from support.dead_members import crash, lease_runs_out
 
 STEADY = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=50)
-"""However busy the machine is, whoever lives loses nothing; of the dead, ``lease_runs_out`` says when."""
+"""Leases that do not expire while a member lives, also on a busy machine; ``lease_runs_out`` ends one."""
 QUICK = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50)
-"""For leases that run out by themselves: only where it costs nothing if that of a living member does so too."""
+"""For leases that expire by themselves, in tests where the lease of a live member may expire too."""
 LONG = Settings(lease_ms=60_000, renew_interval_ms=20_000, sweep_interval_ms=50)
 NOTIFY = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50, takeover="notify")
 
@@ -53,16 +54,16 @@ class Running:
 
     client: AssignmentClient
     broker: Broker
-    told: list[Notification] = field(default_factory=list)
+    notifications: list[Notification] = field(default_factory=list)
     ended: bool = False
     crashed: bool = False
 
     def of(self, kind: type[Notification]) -> list[str]:
-        return [one.stream for one in self.told if type(one) is kind]
+        return [one.stream for one in self.notifications if type(one) is kind]
 
     @property
     def knows(self) -> bool:
-        """Its reader was told of all that it owns: that comes a moment after owning it."""
+        """Whether all owned streams were notified, which happens after they are taken."""
         return self.client.owned.keys() <= set(self.of(StreamAdded))
 
     async def crash(self) -> None:
@@ -79,7 +80,7 @@ async def member(
 
         async def collect() -> None:
             async for one in running.client.start():
-                running.told.append(one)
+                running.notifications.append(one)
             running.ended = True
 
         task = asyncio.create_task(collect())
@@ -87,61 +88,84 @@ async def member(
             yield running
         finally:
             if running.crashed:
-                task.cancel()  # the dead hand nothing back
+                task.cancel()  # a dead member releases nothing
             else:
                 await running.client.close()
                 await asyncio.wait_for(task, 60)
 
 
 async def drained(client: AssignmentClient) -> None:
-    async for _ in client.start():
+    await drained_of(client.start())
+
+
+async def drained_of(notifications: Notifications) -> None:
+    async for _ in notifications:
         pass
 
 
-async def test_two_streams_over_two_members_one_each(broker_url: str) -> None:
+async def test_two_members_own_one_of_two_streams_each(broker_url: str) -> None:
     async with member(broker_url, "a") as a, member(broker_url, "b") as b:
         await a.client.announce("s1", {"tenant": "x"})
         await a.client.announce("s2", {"tenant": "y"})
         await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 1, what="each owns one")
-        await eventually(lambda: a.knows and b.knows, what="each was told of it")
-        added = {one.stream: one for one in a.told + b.told if isinstance(one, StreamAdded)}
+        await eventually(lambda: a.knows and b.knows, what="each to be notified")
+        added = {one.stream: one for one in a.notifications + b.notifications if isinstance(one, StreamAdded)}
         assert {stream: one.info["tenant"] for stream, one in added.items()} == {"s1": "x", "s2": "y"}
         assert all(one.token and one.token.stream == stream for stream, one in added.items())
     assert a.ended
     assert b.ended
 
 
-async def test_streams_announced_before_the_first_member_are_handed_out(broker_url: str) -> None:
+async def test_streams_announced_before_the_first_member_are_assigned(broker_url: str) -> None:
     async with open_broker(broker_url) as broker:
         await AssignmentClient(broker, "svc", member="announcer").announce("early")
         async with member(broker_url, "a") as a:
             await eventually(lambda: a.of(StreamAdded) == ["early"], what="it was handed out")
 
 
-async def test_nothing_before_the_first_announcement_then_one(broker_url: str) -> None:
+async def test_member_owns_nothing_before_the_first_announcement(broker_url: str) -> None:
     async with member(broker_url, "a") as a:
         await eventually(lambda: a.client.ready, what="it has joined")
-        assert a.told == []
+        assert a.notifications == []
         await a.client.announce("s")
         await eventually(lambda: a.of(StreamAdded) == ["s"], what="it was handed out")
 
 
-async def test_a_crashed_member_is_taken_over(broker_url: str) -> None:
+async def test_streams_of_a_crashed_member_are_taken_over(broker_url: str) -> None:
     async with member(broker_url, "a") as a, member(broker_url, "b") as b:
         for n in range(6):
             await a.client.announce(f"s{n}")
         await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 3, what="each owns three")
-        await eventually(lambda: a.knows and b.knows, what="each was told of them")
+        await eventually(lambda: a.knows and b.knows, what="each to be notified")
         lost = set(a.client.owned)
         await a.crash()
         await lease_runs_out(a.client)
         await eventually(lambda: len(b.client.owned) == 6, what="the other one has them all")
-        await eventually(lambda: b.knows, what="it was told of them")
-        taken = {one.stream: one.taken_from for one in b.told if isinstance(one, StreamAdded) and one.taken_from}
+        await eventually(lambda: b.knows, what="it to be notified")
+        taken = {
+            one.stream: one.taken_from for one in b.notifications if isinstance(one, StreamAdded) and one.taken_from
+        }
         assert taken == dict.fromkeys(lost, "a")
 
 
-async def test_a_member_that_restarts_under_the_same_name_goes_on(broker_url: str) -> None:
+async def test_clock_set_back_does_not_delay_the_takeover_of_a_dead_member(broker_url: str) -> None:
+    """The row and the locks of the dead member then expire an hour later, by the clock of the server."""
+    hour_ms = 3_600_000
+    async with member(broker_url, "a") as a, member(broker_url, "b", QUICK) as b:
+        await b.client.announce("s1")
+        await b.client.announce("s2")
+        await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 1, what="each owns one")
+        await b.crash()
+        table, call = companion_key("svc-input", "members"), b.broker.transport.call
+        expires_ms, rest = (await call(Command((b"HGET", table, b"b")))).split(b" ", 1)
+        await call(Command((b"HSET", table, b"b", b"%d %b" % (int(expires_ms) + hour_ms, rest))))
+        held = list(b.client._steps.owned.values())
+        locks = [key for lease in held for key in lease.locks]
+        await b.broker.run(leases.renew_leases, [lease.fence.key for lease in held], locks, lock_ttl_ms=hour_ms)
+        await eventually(lambda: len(a.client.owned) == 2, what="the living one has both", timeout_s=20)
+
+
+async def test_member_restarted_under_its_name_keeps_its_streams(broker_url: str) -> None:
     async with member(broker_url, "a", LONG) as first:
         for n in range(3):
             await first.client.announce(f"s{n}")
@@ -155,7 +179,7 @@ async def test_a_member_that_restarts_under_the_same_name_goes_on(broker_url: st
             assert all(second.client.owned[stream].number > token.number for stream, token in old.items())
 
 
-async def test_what_was_finished_is_not_recovered_and_the_rest_is(broker_url: str) -> None:
+async def test_finished_streams_are_not_recovered_and_others_are(broker_url: str) -> None:
     async with member(broker_url, "a", QUICK) as a:
         for n in range(5):
             await a.client.announce(f"s{n}")
@@ -169,14 +193,14 @@ async def test_what_was_finished_is_not_recovered_and_the_rest_is(broker_url: st
             assert await b.broker.xlen("svc-input") == 3
 
 
-async def test_of_two_rivals_one_wins_and_the_other_is_told(broker_url: str) -> None:
+async def test_only_one_of_two_claims_succeeds(broker_url: str) -> None:
     async with member(broker_url, "dead", QUICK) as dead:
         await dead.client.announce("s")
         await eventually(lambda: "s" in dead.client.owned, what="it is owned")
         await dead.crash()
         async with member(broker_url, "a", NOTIFY) as a, member(broker_url, "b", NOTIFY) as b:
-            await eventually(lambda: bool(a.of(StreamExpired) or b.of(StreamExpired)), what="somebody was told")
-            [expired] = [one for one in a.told + b.told if isinstance(one, StreamExpired)][:1]
+            await eventually(lambda: bool(a.of(StreamExpired) or b.of(StreamExpired)), what="a notification")
+            [expired] = [one for one in a.notifications + b.notifications if isinstance(one, StreamExpired)][:1]
             results = await asyncio.gather(a.client.claim(expired), b.client.claim(expired), return_exceptions=True)
             won = [one for one in results if isinstance(one, StreamAdded)]
             lost = [one for one in results if isinstance(one, StreamIsOwned)]
@@ -185,7 +209,7 @@ async def test_of_two_rivals_one_wins_and_the_other_is_told(broker_url: str) -> 
             assert lost[0].owner == won[0].token.member
 
 
-async def test_finishing_leaves_no_pending_entry_and_no_announcement(broker_url: str) -> None:
+async def test_finish_removes_pending_entry_and_announcement(broker_url: str) -> None:
     async with member(broker_url, "a") as a:
         lbs_id = await a.client.announce("s")
         await eventually(lambda: "s" in a.client.owned, what="it is owned")
@@ -193,11 +217,11 @@ async def test_finishing_leaves_no_pending_entry_and_no_announcement(broker_url:
         assert await a.broker.xlen("svc-input") == 0
         assert (await a.broker.xpending("svc-input", "svc-group")).count == 0
         assert not await a.broker.exists(lock_key("s", lbs_id))
-        await eventually(lambda: a.of(StreamTerminated) == ["s"], what="it was told")
+        await eventually(lambda: a.of(StreamTerminated) == ["s"], what="the notification")
 
 
-async def test_finishing_ends_an_announcement_that_a_failover_gave_back(broker_url: str) -> None:
-    """The new primary has the entry, and never heard that it was read."""
+async def test_finish_removes_an_announcement_that_a_failover_restored(broker_url: str) -> None:
+    """The new primary has the entry, but not its delivery."""
     async with member(broker_url, "a", LONG) as a:
         lbs_id = await a.client.announce("s")
         await eventually(lambda: "s" in a.client.owned, what="it is owned")
@@ -207,10 +231,10 @@ async def test_finishing_ends_an_announcement_that_a_failover_gave_back(broker_u
         assert (await a.broker.xpending("svc-input", "svc-group")).count == 0
 
 
-async def test_what_is_finished_is_told_though_its_record_could_not_be_removed(
+async def test_finish_is_notified_although_the_record_was_not_removed(
     broker_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The announcement is gone: nobody could finish it once more."""
+    """The announcement is deleted, so a second finish is impossible."""
 
     def away(*_: object) -> Iterator[None]:
         raise BrokerUnavailable("planted")
@@ -223,17 +247,17 @@ async def test_what_is_finished_is_told_though_its_record_could_not_be_removed(
             patched.setattr(leases, "release_lease", away)
             await a.client.finish("s")
         assert await a.broker.xlen("svc-input") == 0
-        await eventually(lambda: a.of(StreamTerminated) == ["s"], what="it was told")
+        await eventually(lambda: a.of(StreamTerminated) == ["s"], what="the notification")
         await a.client.announce("s")
         await eventually(lambda: "s" in a.client.owned, what="and it can be announced again")
 
 
-async def test_notifications_end_though_the_closing_is_cancelled(broker_url: str) -> None:
+async def test_notifications_end_if_close_is_cancelled(broker_url: str) -> None:
     async with open_broker(broker_url) as broker:
         client = AssignmentClient(broker, "svc", member="a", settings=QUICK)
         reading = asyncio.create_task(drained(client))
         await eventually(lambda: client.ready, what="it has joined")
-        async with client._changes:  # as while a step waits for its server
+        async with client._changes:  # like a step that waits for its server
             await eventually(lambda: bool(client._changes._waiters), what="another step waits for that one")
             closing = asyncio.create_task(client.close())
             await eventually(lambda: client._closed, what="it is being closed")
@@ -242,19 +266,19 @@ async def test_notifications_end_though_the_closing_is_cancelled(broker_url: str
         await asyncio.wait_for(reading, 60)
 
 
-async def test_a_malformed_announcement_among_good_ones_is_buried(broker_url: str) -> None:
+async def test_malformed_announcement_is_dead_lettered(broker_url: str) -> None:
     async with member(broker_url, "a") as a:
         await a.client.announce("s1")
         await a.broker.xadd("svc-input", {"lbs-input": "{"})
         await a.broker.xadd("svc-input", {"something": "else"})
         await a.client.announce("s2")
         await eventually(lambda: sorted(a.client.owned) == ["s1", "s2"], what="the good ones are owned")
-        letters = await a.broker.xrange(beside("svc-input", "dlq"))
+        letters = await a.broker.xrange(companion_key("svc-input", "dlq"))
         assert [letter.fields[b"error"][:19] for letter in letters] == [b"not an announcement"] * 2
         assert await a.broker.xlen("svc-input") == 2
 
 
-async def test_close_hands_back_at_once_and_finishes_nothing(broker_url: str) -> None:
+async def test_close_releases_streams_unfinished(broker_url: str) -> None:
     async with member(broker_url, "b", LONG) as b:
         async with member(broker_url, "a", LONG) as a:
             for n in range(4):
@@ -264,7 +288,20 @@ async def test_close_hands_back_at_once_and_finishes_nothing(broker_url: str) ->
         assert await b.broker.xlen("svc-input") == 4
 
 
-async def test_a_member_that_joins_gets_its_share_by_hand_over(broker_url: str) -> None:
+async def test_closed_member_cannot_claim(broker_url: str) -> None:
+    async with open_broker(broker_url) as broker:
+        client = AssignmentClient(broker, "svc", member="a", settings=STEADY)
+        notifications = await client.start()
+        lbs_id = await client.announce("s")
+        await client.close()
+        await asyncio.gather(notifications.join(), drained_of(notifications))
+        with pytest.raises(MemberClosed):
+            await client.claim(StreamExpired("s", lbs_id))
+        _, _, rows = await broker.run(leases.members, "svc-input")
+        assert "a" not in rows
+
+
+async def test_joining_member_gets_its_share(broker_url: str) -> None:
     async with member(broker_url, "a", LONG) as a:
         for n in range(6):
             await a.client.announce(f"s{n}")
@@ -272,11 +309,42 @@ async def test_a_member_that_joins_gets_its_share_by_hand_over(broker_url: str) 
         async with member(broker_url, "b", LONG) as b:
             await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 3, what="each owns three")
             await eventually(
-                lambda: sorted(a.of(StreamDisowned)) == sorted(b.client.owned), what="the first one was told of these"
+                lambda: sorted(a.of(StreamDisowned)) == sorted(b.client.owned), what="the first member to be notified"
             )
 
 
-async def test_capacity_is_kept(broker_url: str) -> None:
+async def test_streams_announced_twice_are_shared_evenly(broker_url: str) -> None:
+    async with member(broker_url, "a") as a, member(broker_url, "b") as b, member(broker_url, "c") as c:
+        for n in [*range(12), *range(12)]:
+            await a.client.announce(f"s{n}")
+
+        def shares() -> list[int]:
+            return [len(one.client.owned) for one in (a, b, c)]
+
+        await eventually(lambda: shares() == [4, 4, 4], what="each owns four of twelve")
+        async with member(broker_url, "d") as d:
+            await eventually(lambda: [*shares(), len(d.client.owned)] == [3, 3, 3, 3], what="a newcomer owns three")
+
+
+async def test_stream_announced_twice_gets_an_owner_after_it_is_finished(broker_url: str) -> None:
+    async with member(broker_url, "a") as a:
+        await a.client.announce("s", {"turn": 1})
+        await eventually(lambda: a.of(StreamAdded) == ["s"], what="the stream has an owner")
+        await a.client.announce("s", {"turn": 2})
+        group = ("svc-input", "svc-group")
+
+        async def parked() -> bool:
+            return "millstream:duplicates" in (await a.broker.xpending(*group)).consumers
+
+        await eventually(parked, what="the second announcement is known as a duplicate")
+        await a.client.finish("s")
+        await eventually(lambda: a.of(StreamAdded) == ["s", "s"], what="the stream has an owner again")
+        assert [one.info["turn"] for one in a.notifications if isinstance(one, StreamAdded)] == [1, 2]
+        await a.client.finish("s")
+        assert not await a.broker.xlen("svc-input")
+
+
+async def test_member_owns_at_most_its_capacity(broker_url: str) -> None:
     small = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=50, capacity=2)
     async with member(broker_url, "a", small) as a:
         for n in range(5):
@@ -287,13 +355,13 @@ async def test_capacity_is_kept(broker_url: str) -> None:
             assert len(a.client.owned) == 2
 
 
-async def test_behind_a_guard_nothing_writes_unfenced(broker_url: str) -> None:
-    """What cannot be fenced is refused, to an owner too: a stale one must not find out that it was never fenced."""
+async def test_fenced_broker_rejects_unfenced_writes(broker_url: str) -> None:
+    """Writes that cannot be fenced are rejected for the current owner too."""
     policy, entries = TrimPolicy(max_len=0), [{"n": 2}]
     async with member(broker_url, "a") as a:
         await a.client.announce("s")
         await eventually(lambda: "s" in a.client.owned, what="it is owned")
-        mine = a.broker.behind(a.client.owned["s"].guard())
+        mine = a.broker.fenced(a.client.owned["s"])
         id = await mine.xadd("s", {"n": 1})
         tries: dict[str, Callable[[], Any]] = {
             "xadd_many": lambda: mine.xadd_many("s", entries),
@@ -313,11 +381,11 @@ async def test_behind_a_guard_nothing_writes_unfenced(broker_url: str) -> None:
         assert [entry.id for entry in await mine.xrange("s")] == [id]
 
 
-async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) -> None:
+async def test_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) -> None:
     async with member(broker_url, "a") as a:
         await a.client.announce("s")
         await eventually(lambda: "s" in a.client.owned, what="it is owned")
-        stale = a.broker.behind(a.client.owned["s"].guard())
+        stale = a.broker.fenced(a.client.owned["s"])
         await a.broker.create_group("s", "g", start="0")
         await stale.xadd("s", {"n": 1})
         [delivery] = await a.broker.xreadgroup("s", "g", "c")
@@ -329,7 +397,7 @@ async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) ->
                 await stale.xadd("s", {"n": 2})
             with pytest.raises(StaleOwner):
                 await stale.xack("s", "g", delivery.id)
-            fresh = b.broker.behind(b.client.owned["s"].guard())
+            fresh = b.broker.fenced(b.client.owned["s"])
             await fresh.xadd("s", {"n": 3})
             assert await fresh.xack("s", "g", delivery.id) == 1
             assert [entry.fields[b"n"] for entry in await b.broker.xrange("s")] == [b"1", b"3"]
@@ -340,8 +408,8 @@ class HourAhead(SystemClock):
         return super().now_ms() + 3_600_000
 
 
-async def test_a_member_whose_clock_is_an_hour_wrong_is_like_any_other(broker_url: str) -> None:
-    wrong = None if broker_url.startswith("local:") else HourAhead()  # embedded, its clock would be everybody's
+async def test_member_with_a_wrong_clock_gets_its_share(broker_url: str) -> None:
+    wrong = None if broker_url.startswith("local:") else HourAhead()  # embedded, all members share the clock
     async with member(broker_url, "a", QUICK, clock=wrong) as a, member(broker_url, "b", QUICK) as b:
         for n in range(4):
             await a.client.announce(f"s{n}")
@@ -354,7 +422,7 @@ async def test_a_member_whose_clock_is_an_hour_wrong_is_like_any_other(broker_ur
             await eventually(lambda: len(c.client.owned) == 4, what="and is taken over as any other")
 
 
-async def test_a_flushed_server_gets_its_announcements_back(broker_url: str) -> None:
+async def test_announcements_are_restored_after_flushall(broker_url: str) -> None:
     async with member(broker_url, "a") as a, member(broker_url, "b") as b:
         for n in range(4):
             await a.client.announce(f"s{n}", {"n": n})
@@ -380,10 +448,8 @@ SEPARATORS = pytest.mark.parametrize(
 
 
 @SEPARATORS
-async def test_a_stream_locked_by_a_go_member_is_left_alone(
-    broker_url: str, separator: str, settings: Settings
-) -> None:
-    """The bytes that a Go member writes, not what our own code makes of them."""
+async def test_stream_locked_by_a_go_member_is_not_taken(broker_url: str, separator: str, settings: Settings) -> None:
+    """With the literal bytes that a Go member writes."""
     async with open_broker(broker_url) as broker:
         await broker.xadd("svc-input", {"lbs-input": '{"DataStreamName":"s","Info":{"k":"v"}}'}, id="1700000000000-0")
         await broker.set(f"s{separator}1700000000000-0", "redis-consumer-go", px=60_000)
@@ -395,14 +461,12 @@ async def test_a_stream_locked_by_a_go_member_is_left_alone(
 
 
 @SEPARATORS
-async def test_a_go_member_finds_the_lock_of_what_a_python_member_owns(
-    broker_url: str, separator: str, settings: Settings
-) -> None:
+async def test_owned_stream_has_the_lock_of_the_go_client(broker_url: str, separator: str, settings: Settings) -> None:
     async with open_broker(broker_url) as broker, member(broker_url, "a", settings) as a:
         await broker.xadd("svc-input", {"lbs-input": '{"DataStreamName":"s","Info":null}'}, id="1700000000000-0")
         await eventually(lambda: "s" in a.client.owned, what="it is owned")
         assert await broker.get(f"s{separator}1700000000000-0") == b"a"
-        # What a Go member does to a stream whose lock it believes to have run out: it takes the lock over.
+        # A Go member takes over a lock that it considers expired.
         await broker.set(f"s{separator}1700000000000-0", "redis-consumer-go", px=60_000)
         await eventually(lambda: a.of(StreamDisowned) == ["s"], what="the lock is the Go member's now")
         await broker.delete(f"s{separator}1700000000000-0")
@@ -411,15 +475,16 @@ async def test_a_go_member_finds_the_lock_of_what_a_python_member_owns(
         assert not await broker.exists(f"s{separator}1700000000000-0")
 
 
-async def test_every_living_member_is_told_of_an_orphan_and_again_until_one_claims_it(broker_url: str) -> None:
-    """Told again after each lease of one's own. Whoever claims it here has a long one: nobody can take it for dead."""
-    heir = replace(STEADY, takeover="notify")
+async def test_live_members_are_notified_of_an_expired_stream_until_it_is_claimed(broker_url: str) -> None:
+    """Each member repeats the notification after its lease. The claiming member has a long lease, so that it stays
+    alive."""
+    new_owner = replace(STEADY, takeover="notify")
     async with (
         member(broker_url, "b", NOTIFY) as b,
         member(broker_url, "c", NOTIFY) as c,
-        member(broker_url, "heir", heir) as d,
+        member(broker_url, "new owner", new_owner) as d,
     ):
-        async with member(broker_url, "victim", heir) as victim:
+        async with member(broker_url, "victim", new_owner) as victim:
             for n in range(4):
                 await victim.client.announce(f"s{n}")
 
@@ -431,27 +496,27 @@ async def test_every_living_member_is_told_of_an_orphan_and_again_until_one_clai
             await victim.crash()
             await lease_runs_out(victim.client)
 
-        def told_of_it() -> list[int]:
+        def notifications_of_it() -> list[int]:
             return [one.of(StreamExpired).count(orphan) for one in (b, c, d)]
 
         await eventually(
-            lambda: all(told >= least for told, least in zip(told_of_it(), (2, 2, 1), strict=True)),
-            what="all are told, and told again",
+            lambda: all(count >= least for count, least in zip(notifications_of_it(), (2, 2, 1), strict=True)),
+            what="all to be notified repeatedly",
             timeout_s=60,
         )
-        expired = next(one for one in d.told if isinstance(one, StreamExpired) and one.stream == orphan)
+        expired = next(one for one in d.notifications if isinstance(one, StreamExpired) and one.stream == orphan)
         assert expired.token is not None
         assert expired.token.member == "victim"
         added = await d.client.claim(expired)
         assert added.taken_from == "victim"
-        heard = told_of_it()
+        heard = notifications_of_it()
         seen = b.client._steps.view.now_ms
         await eventually(lambda: b.client._steps.view.now_ms > seen + 2 * NOTIFY.lease_ms, what="two leases pass")
-        assert told_of_it() == heard, "nobody is told of what is claimed"
+        assert notifications_of_it() == heard, "claimed streams are not notified"
 
 
 @pytest.mark.parametrize("takeover", ["automatic", "notify"])
-async def test_a_name_of_another_type_is_raised_to_whoever_iterates(broker_url: str, takeover: Any) -> None:
+async def test_key_of_another_type_raises_in_the_iterator(broker_url: str, takeover: Any) -> None:
     async with open_broker(broker_url) as broker:
         await broker.set("svc-input", "no stream")
         client = AssignmentClient(broker, "svc", member="a", settings=replace(QUICK, takeover=takeover))
@@ -460,35 +525,38 @@ async def test_a_name_of_another_type_is_raised_to_whoever_iterates(broker_url: 
         await client.close()
 
 
-async def test_a_stream_that_cannot_be_answered_for_costs_the_others_nothing(broker_url: str) -> None:
-    """Its owner record is somebody else's hash. The streams beside it are placed, and stay renewed."""
-    told: Counter[str] = Counter()
+async def test_stream_with_a_malformed_owner_record_does_not_affect_other_streams(broker_url: str) -> None:
+    """Its owner record is a hash. Other streams are placed and renewed."""
+    event_counts: Counter[str] = Counter()
     async with open_broker(broker_url) as broker:
-        await broker.hset(beside("spoilt", "owner"), {"not": "ours"})
+        await broker.hset(companion_key("spoilt", "owner"), {"not": "ours"})
         client = AssignmentClient(
-            broker, "svc", member="a", settings=STEADY, observer=lambda name, /, **_: told.update([name])
+            broker, "svc", member="a", settings=STEADY, observer=lambda name, /, **_: event_counts.update([name])
         )
         for stream in ("s1", "spoilt", "s2", "s3"):
             await client.announce(stream)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(drained(client))
             await eventually(lambda: set(client.owned) == {"s1", "s2", "s3"}, what="the others are placed")
-            await broker.delete(beside("s2", "owner"))
-            await broker.hset(beside("s2", "owner"), {"not": "ours"})
-            seen = told["assignment.unanswered"], told["assignment.renewed"]
+            await broker.delete(companion_key("s2", "owner"))
+            await broker.hset(companion_key("s2", "owner"), {"not": "ours"})
+            seen = event_counts["assignment.unanswered"], event_counts["assignment.renewed"]
             await eventually(
-                lambda: told["assignment.unanswered"] > seen[0] + 3 and told["assignment.renewed"] > seen[1] + 3,
-                what="renewals go on beside the one that cannot be answered for",
+                lambda: (
+                    event_counts["assignment.unanswered"] > seen[0] + 3
+                    and event_counts["assignment.renewed"] > seen[1] + 3
+                ),
+                what="other streams to be renewed",
             )
             assert set(client.owned) == {"s1", "s2", "s3"}
-            assert told["assignment.step_failed"] == 0
+            assert event_counts["assignment.step_failed"] == 0
             assert client.ready
             await client.close()
 
 
-async def test_a_member_beats_on_while_a_step_of_its_takes_long(broker_url: str) -> None:
-    """Giving a stream back waits for the application: for all that time the rival sees that its owner lives, and takes
-    none of the others."""
+async def test_heartbeats_continue_during_a_long_release(broker_url: str) -> None:
+    """A release waits for the application. Meanwhile the other member sees that this one lives, and takes none of its
+    other streams."""
     held_up, go_on = asyncio.Event(), asyncio.Event()
 
     async def finish_first(streams: Sequence[str]) -> None:
@@ -522,11 +590,11 @@ async def test_a_member_beats_on_while_a_step_of_its_takes_long(broker_url: str)
 
 
 @pytest.mark.parametrize("step", ["member_heartbeat", "lease_take", "XREADGROUP"])
-async def test_a_member_goes_on_after_what_nobody_foresaw(broker_url: str, step: str) -> None:
-    """Whichever of its steps meets it: it is told, and the member places, beats and renews as before."""
+async def test_member_continues_after_an_unexpected_error(broker_url: str, step: str) -> None:
+    """The error of a step is reported, and the member continues to place, send heartbeats and renew."""
     word = script(step).sha if step != "XREADGROUP" else step.encode()
     struck: list[Command | Batch] = []
-    told: Counter[str] = Counter()
+    event_counts: Counter[str] = Counter()
 
     def strike(request: Command | Batch) -> Fault | None:
         commands = [request.args] if isinstance(request, Command) else request.commands
@@ -537,11 +605,11 @@ async def test_a_member_goes_on_after_what_nobody_foresaw(broker_url: str, step:
 
     async with open_broker(broker_url) as broker:
         client = AssignmentClient(
-            Broker(FaultyLink(broker.link, strike), broker.context),
+            Broker(FaultyTransport(broker.transport, strike), broker.context),
             "svc",
             member="struck",
             settings=STEADY,
-            observer=lambda name, /, **_: told.update([name]),
+            observer=lambda name, /, **_: event_counts.update([name]),
         )
         task = asyncio.create_task(drained(client))
         await client.announce("s1")
@@ -549,15 +617,15 @@ async def test_a_member_goes_on_after_what_nobody_foresaw(broker_url: str, step:
         await eventually(lambda: len(struck) == 3, what="it to be struck three times", timeout_s=60)
         await client.announce("s2")
         await eventually(lambda: {"s1", "s2"} <= client.owned.keys(), what="it to go on", timeout_s=60)
-        seen = told["assignment.renewed"]
-        await eventually(lambda: told["assignment.renewed"] > seen, what="it to renew", timeout_s=60)
-        assert told["assignment.step_failed"] > 0
+        seen = event_counts["assignment.renewed"]
+        await eventually(lambda: event_counts["assignment.renewed"] > seen, what="it to renew", timeout_s=60)
+        assert event_counts["assignment.step_failed"] > 0
         assert client.ready
         await client.close()
         await asyncio.wait_for(task, 60)
 
 
-async def test_dead_consumers_that_hold_nothing_are_removed_and_those_that_hold_something_are_not(
+async def test_only_dead_consumers_without_pending_entries_are_removed(
     broker_url: str,
 ) -> None:
     brief = Settings(lease_ms=400, renew_interval_ms=100, sweep_interval_ms=50)
@@ -565,14 +633,14 @@ async def test_dead_consumers_that_hold_nothing_are_removed_and_those_that_hold_
         for n in range(3):
             async with member(broker_url, f"left-{n}", brief) as leaver:
                 await leaver.client.announce(f"s{n}")
-                await eventually(lambda who=leaver: f"s{n}" in who.client.owned, what="it has read")  # noqa: B023
+                await eventually(lambda leaver=leaver: f"s{n}" in leaver.client.owned, what="it has read")  # noqa: B023
         names = {one.name for one in await broker.consumer_info("svc-input", "svc-group")}
         assert names == {"millstream:unowned"}, "who leaves in good order takes its consumer along"
         for n in range(3):
             async with member(broker_url, f"dead-{n}", brief) as victim:
                 await eventually(lambda who=victim: len(who.client.owned) == 3, what="it has taken them")
                 await victim.crash()
-        # A Go member of which no table knows: it holds an announcement, under its lock, for as long as it lives.
+        # A Go member has no row. It has a pending announcement and a lock.
         await broker.xadd("svc-input", {"lbs-input": json.dumps({"DataStreamName": "go", "Info": {}})})
         [theirs] = await broker.xreadgroup("svc-input", "svc-group", "redis-consumer-go", count=1)
         await broker.run(leases.lock_keys, [lock_key("go", theirs.id)], "redis-consumer-go", ttl_ms=60_000)
@@ -608,21 +676,21 @@ async def test_bad_input_changes_nothing(broker_url: str) -> None:
             a.client.start()
 
 
-async def test_a_member_that_fell_silent_past_its_lease_takes_its_streams_anew_before_it_is_sure_of_them(
+async def test_member_paused_past_its_lease_retakes_its_streams_before_use(
     broker_url: str,
 ) -> None:
-    """A rival who saw it dead may be about to take them: so the old token must not outlive the silence."""
-    told: list[Notification] = []
+    """Another member may be about to take them, so the old token must not stay valid."""
+    received: list[Notification] = []
     async with open_broker(broker_url) as broker:
         await announce(broker, "svc", "s")
-        steps = AssignmentMember(broker, "svc", "a", LONG, told.append)
+        steps = AssignmentMember(broker, "svc", "a", LONG, received.append)
         await steps.join()
         await steps.heartbeat()
         await steps.place(10)
         first = steps.owned["s"].token
         assert steps.certain_until(first) > time.monotonic()
 
-        steps._alive_until = 0.0  # as if it had been stopped: its last heartbeat is longer ago than the lease
+        steps._alive_until = 0.0  # as after a pause: the last heartbeat is older than the lease
         await steps.heartbeat()
         assert steps.certain_until(first) == 0.0
         await steps.renew()
@@ -630,6 +698,6 @@ async def test_a_member_that_fell_silent_past_its_lease_takes_its_streams_anew_b
         assert second.number > first.number
         assert steps.certain_until(second) > time.monotonic()
         assert steps.certain_until(first) == 0.0
-        assert [(type(one), one.token) for one in told[1:]] == [(StreamDisowned, first), (StreamAdded, second)]
+        assert [(type(one), one.token) for one in received[1:]] == [(StreamDisowned, first), (StreamAdded, second)]
         with pytest.raises(StaleOwner):
-            await broker.behind(first.guard()).xadd("s", {"n": 1})
+            await broker.fenced(first).xadd("s", {"n": 1})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
 import pytest
@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from millstream import Broker, Message, Publisher, Router, open_broker
 from millstream.cqrs import Depends
-from millstream.messaging import Backoff, DeadLetters, Handler, Output
+from millstream.messaging import Backoff, DeadLetters, Handler, Output, Rejected
+from millstream.messaging.middleware import retry
 from millstream.testing import eventually
 
 QUICK: dict[str, Any] = {"group_start": "0", "backoff": Backoff(initial_ms=1, max_ms=5)}
@@ -68,7 +69,7 @@ async def test_lists_of_models_with_outputs_of_their_own(broker: Broker) -> None
     assert await broker.xlen("bills") == 12
 
 
-async def test_one_bad_message_costs_the_others_one_retry_and_is_buried_alone(broker: Broker) -> None:
+async def test_bad_message_costs_the_others_one_retry_and_is_dead_lettered_alone(broker: Broker) -> None:
     done: Counter[int] = Counter()
     router = Router(broker, **QUICK, max_deliveries=3)
 
@@ -89,7 +90,56 @@ async def test_one_bad_message_costs_the_others_one_retry_and_is_buried_alone(br
             await eventually(buried)
             await settled(broker, "orders")
     assert done == {0: 1, 1: 1, 2: 1, 4: 1}
-    assert {one.burial.deliveries for one in await letters.list() if one.burial} == {1, 3}
+    assert {one.details.deliveries for one in await letters.list() if one.details} == {1, 3}
+
+
+async def fail_with_rejected() -> None:
+    raise Rejected("three")
+
+
+async def fail_with_value_error() -> None:
+    raise ValueError("three")
+
+
+async def fail_with_system_exit() -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("fail", "options"),
+    [
+        (fail_with_rejected, {}),
+        (fail_with_value_error, {"ack_policy": "reject_on_error"}),
+        (fail_with_value_error, {"middleware": [retry(permanent=(ValueError,))]}),
+        (fail_with_value_error, {"max_deliveries": 1}),
+        (fail_with_system_exit, {"max_deliveries": 1}),
+    ],
+    ids=["rejected", "reject_on_error", "permanent", "one delivery", "system exit"],
+)
+async def test_a_permanent_error_of_a_batch_dead_letters_only_the_bad_message(
+    broker: Broker, fail: Callable[[], Awaitable[None]], options: dict[str, Any]
+) -> None:
+    done: Counter[int] = Counter()
+    router = Router(broker, **QUICK)
+
+    @router.on("orders", group="g", batch=5, linger_ms=100, **options)
+    async def store(some: list[Order]) -> None:
+        if any(order.number == 3 for order in some):
+            await fail()
+        done.update(order.number for order in some)
+
+    async with Publisher(broker) as publisher:
+        await publisher.publish("orders", *orders(5))
+        async with router:
+            letters = DeadLetters(broker, "orders")
+
+            async def buried() -> bool:
+                return await letters.count() > 0 and len(done) == 4
+
+            await eventually(buried)
+            await settled(broker, "orders")
+    assert done == {0: 1, 1: 1, 2: 1, 4: 1}
+    assert [letter.details.deliveries for letter in await letters.list() if letter.details] == [1]
 
 
 async def test_messages_of_a_list_may_be_settled_one_by_one(broker: Broker) -> None:
@@ -127,7 +177,7 @@ async def test_messages_of_a_list_may_be_settled_one_by_one(broker: Broker) -> N
     assert await DeadLetters(broker, "jobs").count() == 1
 
 
-async def test_closing_while_a_batch_gathers_hands_it_back_uncharged(broker: Broker) -> None:
+async def test_closing_while_a_batch_fills_returns_it_uncounted(broker: Broker) -> None:
     handled: list[int] = []
     router = Router(broker, close_timeout_ms=100, **QUICK)
 
@@ -162,7 +212,7 @@ async def test_topics_with_weights_share_the_starts(broker: Broker) -> None:
         gate = router.routes()[0].gate
         assert gate is not None
         await eventually(
-            lambda: all(turns or order.count(topic) == 20 for topic, turns in gate._waiting.items()),
+            lambda: all(turns or order.count(topic) == 20 for topic, turns in gate._state().waiting.items()),
             what="the next of each to wait for its turn",
         )
 

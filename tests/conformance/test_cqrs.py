@@ -170,8 +170,8 @@ async def test_what_is_no_command_is_buried_at_once_and_the_next_one_is_done(bro
         letters = DeadLetters(broker, "command.CreateUser")
         await eventually(letters.count, what="the bad one is buried")
     (letter,) = await letters.list()
-    assert letter.burial is not None
-    assert letter.burial.deliveries == 1
+    assert letter.details is not None
+    assert letter.details.deliveries == 1
     assert letter.error_type.endswith("CannotUnmarshal")
 
 
@@ -349,7 +349,7 @@ async def test_a_command_of_another_type_is_buried_and_not_acknowledged_undone(b
         await bus.send(DeleteUser(name="ann"))
         letters = DeadLetters(broker, "work")
         await eventually(letters.count, what="it is buried")
-        assert "it says that it is a DeleteUser" in (await letters.list())[0].burial.error  # type: ignore[union-attr]
+        assert "names the type DeleteUser" in (await letters.list())[0].details.error  # type: ignore[union-attr]
 
 
 async def test_a_plain_entry_with_a_field_called_name_is_an_event_of_its_topic(broker: Broker) -> None:

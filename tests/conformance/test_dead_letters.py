@@ -1,4 +1,4 @@
-"""Dead letters as a workbench, over the embedded broker, our server and a real redis-server."""
+"""Listing, replaying and deleting dead letters, over the embedded broker, our server and a real redis-server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from millstream import Broker, open_broker
 from millstream.errors import BrokerUnavailable, InvalidArgument
 from millstream.messaging.dead_letters import DeadLetters, NoSuchDeadLetter, Selection, dead_letter_streams
-from millstream.messaging.failure import PREFIX, Burial, bury_with
+from millstream.messaging.failure import PREFIX, DeadLetterDetails, dead_letter_fields
 from millstream.messaging.message import Message
 from millstream.messaging.middleware import deduplicate
 from millstream.messaging.publisher import Publisher
@@ -39,7 +39,7 @@ async def letters(broker: Broker) -> DeadLetters:
 async def bury(
     broker: Broker, number: int, error: str = "down", error_type: str = "OSError", stream: str = "orders"
 ) -> EntryId:
-    burial = Burial(
+    details = DeadLetterDetails(
         stream=stream,
         original_id=f"{number + 1}-0",
         group="billing",
@@ -51,7 +51,7 @@ async def bury(
         buried_at_ms=1,
     )
     fields = {b"payload": b"\x00%d" % number, b"uuid": b"u%d" % number}
-    id = await broker.xadd("{orders}.dlq", bury_with(fields, burial))
+    id = await broker.xadd("{orders}.dlq", dead_letter_fields(fields, details))
     assert id is not None
     return id
 
@@ -63,14 +63,14 @@ async def payloads(broker: Broker, stream: str = "orders") -> list[bytes]:
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-async def test_list_shows_the_newest_first_with_what_happened(broker: Broker, letters: DeadLetters) -> None:
+async def test_list_shows_the_newest_first_with_the_reason(broker: Broker, letters: DeadLetters) -> None:
     for n in range(450):
         await bury(broker, n)
     assert await letters.count() == 450
     newest = await letters.list(limit=3)
     assert [letter.fields[b"payload"] for letter in newest] == [b"\x00449", b"\x00448", b"\x00447"]
-    assert newest[0].burial is not None
-    assert (newest[0].burial.stream, newest[0].burial.group, newest[0].burial.deliveries) == ("orders", "billing", 5)
+    assert newest[0].details is not None
+    assert (newest[0].details.stream, newest[0].details.group, newest[0].details.deliveries) == ("orders", "billing", 5)
     assert not any(name.startswith(PREFIX) for name in newest[0].fields)
     assert len(await letters.list(limit=1000)) == 450
     assert await dead_letter_streams(broker) == ["{orders}.dlq"]
@@ -102,8 +102,8 @@ async def test_show_has_all_of_it(broker: Broker, letters: DeadLetters) -> None:
     id = await bury(broker, 7)
     letter = await letters.show(str(id))
     assert letter.fields == {b"payload": b"\x007", b"uuid": b"u7"}
-    assert letter.burial is not None
-    assert letter.burial.traceback == "Traceback ..."
+    assert letter.details is not None
+    assert letter.details.traceback == "Traceback ..."
     with pytest.raises(NoSuchDeadLetter):
         await letters.show("1-1")
     with pytest.raises(InvalidArgument):
@@ -125,7 +125,7 @@ async def test_failures_that_are_alike_are_counted_together(broker: Broker, lett
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
-async def test_replay_sends_entries_as_they_were_oldest_first_and_removes_the_letters(
+async def test_replay_sends_the_original_entries_in_order_and_removes_the_dead_letters(
     broker: Broker, letters: DeadLetters
 ) -> None:
     for n in range(450):
@@ -139,7 +139,7 @@ async def test_replay_sends_entries_as_they_were_oldest_first_and_removes_the_le
     assert first.fields == {b"payload": b"\x000", b"uuid": b"u0", **marks}
 
 
-async def test_replay_some_to_another_stream_for_everybody(broker: Broker, letters: DeadLetters) -> None:
+async def test_replay_to_another_stream_is_for_all_groups(broker: Broker, letters: DeadLetters) -> None:
     for n in range(4):
         await bury(broker, n, error_type="OSError" if n % 2 else "ValueError")
     await broker.create_group("orders-again", "auditing", start="0")
@@ -160,7 +160,7 @@ async def test_a_dry_run_changes_nothing(broker: Broker, letters: DeadLetters) -
     assert await broker.xlen("orders") == 0
 
 
-async def test_letters_that_do_not_say_where_they_came_from_stay(broker: Broker, letters: DeadLetters) -> None:
+async def test_dead_letters_without_an_origin_stay(broker: Broker, letters: DeadLetters) -> None:
     await broker.xadd("{orders}.dlq", {"foreign": "entry"})
     await bury(broker, 1)
     done = await letters.replay()
@@ -269,7 +269,7 @@ async def test_only_the_group_that_failed_handles_a_replayed_message_again(broke
     assert sorted(handled)[4:] == [("ship", b"2"), ("ship", b"3"), ("watch", b"1"), ("watch", b"2"), ("watch", b"3")]
 
 
-async def test_what_is_replayed_to_another_stream_is_handled_by_every_group_there(broker: Broker) -> None:
+async def test_entry_replayed_to_another_stream_is_handled_by_every_group_there(broker: Broker) -> None:
     handled: list[tuple[str, bytes]] = []
     router = Router(broker, **QUICK)
 
@@ -293,7 +293,7 @@ async def test_what_is_replayed_to_another_stream_is_handled_by_every_group_ther
 
 
 @pytest.mark.parametrize("target", [None, "orders"], ids=["to where they came from", "to the same stream by name"])
-async def test_letters_of_a_group_that_is_gone_stay_until_somebody_is_named(broker: Broker, target: str | None) -> None:
+async def test_dead_letters_of_a_deleted_group_stay_until_a_group_is_named(broker: Broker, target: str | None) -> None:
     """The group was renamed: nobody reads under the old name, and a letter for it would be passed over by all."""
     await bury(broker, 1)
     await bury(broker, 2)
@@ -321,7 +321,7 @@ async def test_letters_of_a_group_that_is_gone_stay_until_somebody_is_named(brok
 
 
 @pytest.mark.parametrize("every_group", [False, True])
-async def test_letters_stay_while_nobody_reads_where_they_would_go(broker: Broker, every_group: bool) -> None:
+async def test_dead_letters_stay_if_no_group_would_receive_them(broker: Broker, every_group: bool) -> None:
     """A group that is made later may begin at the end: what was sent before it would be read by nobody."""
     await bury(broker, 1)
     await broker.xadd("{orders}.dlq", {"foreign": "entry"})
@@ -378,7 +378,7 @@ async def test_a_replayed_message_is_as_it_was_and_no_duplicate_of_itself(broker
     assert first.payload == (b"field" if codec == "raw" else b'{"only":"field"}')
 
 
-async def test_what_fails_again_during_a_replay_is_left_for_the_next_one(broker: Broker) -> None:
+async def test_message_that_fails_during_a_replay_stays_for_the_next_one(broker: Broker) -> None:
     router = Router(broker, **QUICK)
 
     @router.on("orders", group="billing")

@@ -1,4 +1,4 @@
-"""What shared readers stand on: many operations in one go, and a wait that can be woken."""
+"""What shared readers use: many operations in one command pipeline, and a blocking read that can be woken."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from millstream import Broker, open_broker
-from millstream.broker import Guard, beside, settle, together, unblock, wait_for_streams
+from millstream.broker import Fence, command_pipeline, companion_key
 from millstream.broker.operations import groups, info, streams
+from millstream.broker.operations.groups import unblock, wait_for_streams
+from millstream.broker.scripts import settle
 from millstream.errors import NoSuchGroup, StaleOwner, WrongKeyType
 from millstream.testing import eventually
 from millstream.wire.commands import Command
@@ -20,7 +22,7 @@ async def test_operations_side_by_side_are_answered_each_for_itself(broker_url: 
         context = broker.context
         await broker.set("no stream", "x")
         results = await broker.run(
-            together,
+            command_pipeline,
             [
                 streams.xadd(context, "a", {"n": 1}),
                 groups.xreadgroup(context, "a", "nobody", "c"),
@@ -32,7 +34,7 @@ async def test_operations_side_by_side_are_answered_each_for_itself(broker_url: 
         assert isinstance(results[1], NoSuchGroup)
         assert isinstance(results[2], WrongKeyType)
         assert [await broker.xlen("a"), len(await broker.group_info("a"))] == [1, 1]
-        assert await broker.run(together, []) == []
+        assert await broker.run(command_pipeline, []) == []
 
 
 async def test_one_stale_guard_fails_its_own_stream_alone(broker_url: str) -> None:
@@ -42,14 +44,14 @@ async def test_one_stale_guard_fails_its_own_stream_alone(broker_url: str) -> No
             await broker.create_group(name, "g", start="0")
             await broker.xadd(name, {"n": 1})
             [held[name]] = await broker.xreadgroup(name, "g", "c")
-            await broker.set(beside(name, "owner"), b"1 me")
-        await broker.set(beside("lost", "owner"), b"2 another")
+            await broker.set(companion_key(name, "owner"), b"1 me")
+        await broker.set(companion_key("lost", "owner"), b"2 another")
 
         def acknowledge(name: str) -> Any:
-            context = broker.behind(Guard(beside(name, "owner"), b"1 me")).context
+            context = broker.fenced(Fence(companion_key(name, "owner"), b"1 me")).context
             return settle.ack_held(context, name, "g", "c", [held[name].id], times_delivered=1)
 
-        mine, lost = await broker.run(together, [acknowledge("mine"), acknowledge("lost")])
+        mine, lost = await broker.run(command_pipeline, [acknowledge("mine"), acknowledge("lost")])
         assert (mine.refused, type(lost)) == ([], StaleOwner)
         assert [(await broker.xpending(name, "g")).count for name in held] == [0, 1]
 
@@ -94,7 +96,7 @@ async def test_a_user_who_may_not_ask_for_numbers_is_told_none(redis_url: str) -
     host = redis_url.removeprefix("redis://")
     async with open_broker(redis_url) as broker:
         rule = (b"ACL", b"SETUSER", b"plain", b"on", b">secret", b"~*", b"+@all", b"-client|id")
-        await broker.link.call(Command(rule))
+        await broker.transport.call(Command(rule))
         try:
             async with open_broker(f"redis://plain:secret@{host}") as plain:
                 await plain.create_group("a", "g", start="0")
@@ -103,7 +105,7 @@ async def test_a_user_who_may_not_ask_for_numbers_is_told_none(redis_url: str) -
                 assert await read == []
                 assert waits == [0]
         finally:
-            await broker.link.call(Command((b"ACL", b"DELUSER", b"plain")))
+            await broker.transport.call(Command((b"ACL", b"DELUSER", b"plain")))
 
 
 @pytest.mark.parametrize("broker_url", ["embedded"], indirect=True)
@@ -117,7 +119,7 @@ async def test_whoever_ends_early_leaves_no_conversation_open(broker_url: str) -
         finally:
             closed.append(name)
 
-    conversation = together(Broker.__new__(Broker), [talk("a"), talk("b")])  # type: ignore[arg-type]  # not looked at
-    next(conversation)
-    conversation.close()
+    operation = command_pipeline(Broker.__new__(Broker), [talk("a"), talk("b")])  # type: ignore[arg-type]  # not looked at
+    next(operation)
+    operation.close()
     assert closed == ["a", "b"]

@@ -1,6 +1,6 @@
-"""Hundreds of topics in one process: read together, and yet each for itself.
+"""Hundreds of topics in one process share readers, and do not affect each other.
 
-With ``TRIALS=20`` a thousand of them, on a cluster of three too.
+With ``TRIALS=20`` a thousand of them, also on a Cluster of three.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from messaging_chapters.chapter import QUICK, Seen, Told, flush, numbered
 from messaging_chapters.recovery import abandon
 
 from millstream import Broker, open_broker
-from millstream.broker import beside
+from millstream.broker import companion_key
 from millstream.errors import PermissionDenied, WrongKeyType
 from millstream.messaging import Message, Publisher, Subscriber
-from millstream.messaging.subscriber import consumer as shared
-from millstream.messaging.subscriber import reader, room
-from millstream.messaging.subscriber.reader import SHARD_SIZE
+from millstream.messaging.consumer import backlog, read_plan
+from millstream.messaging.consumer import consumer as shared
+from millstream.messaging.consumer.reader import SHARD_SIZE
 from millstream.testing import ClusterSetup, RedisProcess, eventually
 from millstream.wire.commands import Command
 
@@ -76,7 +76,7 @@ async def acknowledged(broker: Broker, topics: list[str]) -> None:
 
 
 async def connections(broker: Broker) -> int:
-    reply: bytes = await broker.link.call(Command((b"CLIENT", b"LIST", b"TYPE", b"NORMAL")))
+    reply: bytes = await broker.transport.call(Command((b"CLIENT", b"LIST", b"TYPE", b"NORMAL")))
     return reply.count(b"\n")
 
 
@@ -88,7 +88,7 @@ async def test_every_topic_is_read_by_few_connections_and_tasks(broker: Broker) 
         async with reading(broker, topics, seen):
             # One for each ``consume`` of this test, and those that are shared.
             assert len(asyncio.all_tasks()) - before - MANY < 30
-            if not broker.link.features.embedded:
+            if not broker.transport.features.embedded:
                 assert await connections(broker) < 32
             for topic in topics:
                 await publisher.publish(topic, Message(topic.encode()))
@@ -97,7 +97,7 @@ async def test_every_topic_is_read_by_few_connections_and_tasks(broker: Broker) 
     assert Counter(seen.payloads) == Counter(topic.encode() for topic in topics)
 
 
-async def test_a_hot_stream_starves_no_quiet_one(broker: Broker) -> None:
+async def test_backlogged_stream_does_not_starve_idle_ones(broker: Broker) -> None:
     """The hot one never runs dry until each quiet one was heard: if it came first, they would never be."""
     topics = ["hot", *(f"quiet-{n}" for n in range(MANY - 1))]
     waits: dict[str, float] = {}
@@ -156,15 +156,15 @@ async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What handlers have not begun only lies in memory: one round of reads brings no more than it may."""
-    monkeypatch.setattr(reader, "AHEAD", 100)
-    monkeypatch.setattr(room, "MOST", 100)
+    monkeypatch.setattr(backlog, "MAX_READ_AHEAD", 100)
+    monkeypatch.setattr(read_plan, "MAX_MESSAGES_PER_READ", 100)
     topics = [f"t{n}" for n in range(20)]
     most = 0
 
     async def handle(message: Message) -> None:
         nonlocal most
         (running,) = shared._consumers[asyncio.get_running_loop()].values()
-        most = max(most, sum(len(topic.book.ready) for topic in running.topics.values()))
+        most = max(most, sum(topic.in_flight.ready for topic in running.heartbeat.topics()))
 
     seen = Seen(handle)
     async with Publisher(broker) as publisher:
@@ -207,7 +207,7 @@ async def test_one_stream_that_may_not_be_read_stops_no_other(redis_url: str) ->
     host = redis_url.removeprefix("redis://")
     async with open_broker(redis_url) as broker:
         rule = (b"ACL", b"SETUSER", b"narrow", b"on", b">secret", b"~t*", b"+@all", b"-client|unblock")
-        await broker.link.call(Command(rule))
+        await broker.transport.call(Command(rule))
         try:
             async with open_broker(f"redis://narrow:secret@{host}") as narrow, Publisher(broker) as publisher:
                 seen = Seen()
@@ -224,7 +224,7 @@ async def test_one_stream_that_may_not_be_read_stops_no_other(redis_url: str) ->
                 await asyncio.wait_for(subscriber.close(), 60)
                 await asyncio.gather(*tasks)
         finally:
-            await broker.link.call(Command((b"ACL", b"DELUSER", b"narrow")))
+            await broker.transport.call(Command((b"ACL", b"DELUSER", b"narrow")))
 
 
 async def test_streams_are_made_and_deleted_while_others_are_read(broker: Broker) -> None:
@@ -284,7 +284,7 @@ async def test_after_many_rounds_of_joining_and_leaving_nothing_is_left(broker: 
     async def usage() -> tuple[int, int, int, int]:
         gc.collect()
         held = sum(isinstance(one, shared.SharedConsumer) for one in gc.get_objects())
-        taken = 0 if broker.link.features.embedded else await connections(broker)
+        taken = 0 if broker.transport.features.embedded else await connections(broker)
         return len(asyncio.all_tasks()), held, taken, sys.getallocatedblocks()
 
     for _ in range(5):
@@ -370,7 +370,7 @@ async def test_bytes_are_bounded_for_all_topics_together(broker: Broker) -> None
     [("dead", {"process_max_in_flight": 50}), ("me", {"process_max_bytes_in_flight": 50_000})],
     ids=["of a dead consumer, messages", "under the own name, bytes"],
 )
-async def test_what_was_abandoned_is_taken_over_within_the_bounds_of_the_process(
+async def test_abandoned_entries_are_claimed_within_the_limits_of_the_process(
     broker: Broker, holder: str, bound: dict[str, int]
 ) -> None:
     """Each topic alone has room for five of them, which are 150 together."""
@@ -389,10 +389,10 @@ async def test_what_was_abandoned_is_taken_over_within_the_bounds_of_the_process
     async with reading(broker, topics, seen, **options):
         (running,) = shared._consumers[asyncio.get_running_loop()].values()
         try:
-            await eventually(lambda: running.room.messages >= 40, what="the process to have its fill", timeout_s=60)
+            await eventually(lambda: running.capacity.messages >= 40, what="the process to have its fill", timeout_s=60)
             for _ in range(30):
                 await asyncio.sleep(0.01)
-                assert running.room.messages <= 50
+                assert running.capacity.messages <= 50
         finally:
             go_on.set()
         await seen.have(300, timeout_s=120)
@@ -400,12 +400,12 @@ async def test_what_was_abandoned_is_taken_over_within_the_bounds_of_the_process
     assert len(seen.messages) == 300
 
 
-async def test_a_read_that_only_fails_as_a_whole_is_told(cluster: ClusterSetup) -> None:
+async def test_read_that_fails_only_as_a_whole_is_reported(cluster: ClusterSetup) -> None:
     """As behind a proxy that takes one key a command: each stream alone is fine."""
     topics = [f"whole:{random.randrange(10**9)}:{n}" for n in range(3)]
     told = Told()
     async with open_broker(cluster.url) as broker:
-        no_cluster = Broker(broker.link, replace(broker.context, observer=told, cluster=False))
+        no_cluster = Broker(broker.transport, replace(broker.context, observer=told, cluster=False))
         subscriber = Subscriber(no_cluster, group="g", consumer="me", **CALM)
         tasks = [asyncio.create_task(subscriber.consume(topic, Seen())) for topic in topics]
         await eventually(lambda: "messaging.read_failed" in told, what="somebody to be told")
@@ -425,11 +425,11 @@ async def test_many_topics_on_a_cluster(cluster: ClusterSetup) -> None:
                     await publisher.publish(topic, Message(b"%d" % round_))
             await seen.have(180, timeout_s=120)
             (running,) = shared._consumers[asyncio.get_running_loop()].values()
-            print(f"a polled topic is heard of within {running.reader.poll_bound_ms:.0f} ms")
-            assert 0 < running.reader.poll_bound_ms <= 1_000
+            print(f"a polled topic is heard of within {running.reader.max_poll_ms:.0f} ms")
+            assert 0 < running.reader.max_poll_ms <= 1_000
             await acknowledged(broker, topics)
         for topic in topics[:5]:
-            assert not await broker.exists(beside(topic, "due:g"))
+            assert not await broker.exists(companion_key(topic, "due:g"))
 
 
 async def test_a_server_that_restarts_finds_all_of_them_again(tmp_path: Any) -> None:

@@ -1,4 +1,4 @@
-"""What messaging promises, over the embedded broker, our server and a real redis-server."""
+"""The guarantees of messaging, over the embedded broker, our server and a real redis-server."""
 
 from __future__ import annotations
 

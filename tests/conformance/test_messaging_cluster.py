@@ -1,4 +1,4 @@
-"""Messaging on a real cluster: companions share the stream's slot; what lies elsewhere is written before it counts."""
+"""Messaging on a real Cluster: companion keys share the stream's slot; outputs in other slots are written first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from messaging_chapters.handling import nothing_pending_after
 from messaging_chapters.recovery import abandon
 
 from millstream import Broker, open_broker
-from millstream.broker.keys import beside, slot_of
+from millstream.broker.keys import companion_key, slot_of
 from millstream.messaging import Message, Publisher, Rejected
 from millstream.messaging.codecs import codec
 from millstream.testing import ClusterSetup
@@ -58,7 +58,7 @@ async def test_retries_delays_and_burials(broker: Broker, publisher: Publisher, 
         await seen.have(23)
         await nothing_pending(broker, topic)
     assert b"later" in seen.payloads
-    assert await broker.xlen(beside(topic, "dlq")) == 1
+    assert await broker.xlen(companion_key(topic, "dlq")) == 1
 
 
 async def test_entries_of_a_dead_consumer(broker: Broker, publisher: Publisher, topic: str) -> None:
@@ -75,8 +75,8 @@ async def test_outputs_and_dead_letters_near_and_far(
     broker: Broker, publisher: Publisher, topic: str, near: bool
 ) -> None:
     await publisher.publish(topic, *numbered(10))
-    output = beside(topic, "out").decode() if near else elsewhere(topic)
-    dlq = beside(topic, "graves").decode() if near else elsewhere(topic + ".dlq")
+    output = companion_key(topic, "out").decode() if near else elsewhere(topic)
+    dlq = companion_key(topic, "graves").decode() if near else elsewhere(topic + ".dlq")
 
     async def handle(message: Message) -> Message:
         if message.payload == b"4":

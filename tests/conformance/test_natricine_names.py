@@ -4,6 +4,7 @@ No ``from __future__ import annotations`` here: handlers inside tests are regist
 """
 
 import msgpack
+import pytest
 from pydantic import BaseModel
 from redis.asyncio import Redis
 
@@ -119,3 +120,13 @@ async def test_the_buses_take_a_publisher_a_subscriber_and_a_marshaler(redis_ser
     assert {name.decode() for name in await redis.keys("*.*ser*")} >= {"command.CreateUser", "event.UserCreated"}
     await publisher.close()
     await redis.aclose()
+
+
+@pytest.mark.parametrize(
+    ("block_ms", "options", "wanted"),
+    [(5_000, {}, 5_000), (0, {}, 20_000), (60_000, {}, 20_000), (60_000, {"claim_min_idle_ms": 300}, 100)],
+)
+def test_every_wait_of_natricine_is_accepted(block_ms: int, options: dict[str, int], wanted: int) -> None:
+    redis = Redis.from_url("redis://127.0.0.1:1")
+    subscriber = RedisStreamSubscriber(redis, "g", "c", block_ms=block_ms, **options)
+    assert subscriber.bus_options["block_ms"] == wanted

@@ -1,4 +1,4 @@
-"""A topic that is split by key: one option of a router and of a publisher, with all that other topics have."""
+"""A topic that is split by key: one option of a router and of a publisher, with the guarantees of other topics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from messaging_chapters.chapter import Told, running
 from pydantic import BaseModel
 
 from millstream import Broker, Message, Publisher, Router, open_broker
-from millstream.assignment import PartitionedPublisher, PartitionedSubscriber, Settings, assigned_subscriber
-from millstream.assignment.announcement import balancer_stream
-from millstream.broker import leases
+from millstream.assignment import (
+    Announcement,
+    PartitionedSubscriber,
+    Settings,
+    balancer_stream,
+)
+from millstream.assignment.client import announce
+from millstream.broker.scripts import leases
 from millstream.cqrs import CommandBus, Depends
 from millstream.errors import InvalidArgument
 from millstream.messaging import (
@@ -28,6 +33,7 @@ from millstream.messaging import (
     partition_of,
     partition_streams,
 )
+from millstream.model import TrimPolicy
 from millstream.testing import ClusterSetup, eventually
 from millstream.wire.commands import Command
 
@@ -138,8 +144,9 @@ async def test_messages_of_one_key_are_in_order_while_members_come_and_go(broker
         assert list(dict.fromkeys(numbers)) == list(range(60)), key
 
 
-async def test_two_routers_without_names_are_two_members(
-    broker_url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [None, "worker"])
+async def test_two_routers_of_one_name_are_two_members(
+    name: str | None, broker_url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one process, or in one pod: under one name each would take the other's partitions for its own."""
     monkeypatch.setenv("POD_NAME", "web-0")
@@ -147,7 +154,7 @@ async def test_two_routers_without_names_are_two_members(
     def make(own: Broker) -> Router:
         router = Router(own, group_start="0", block_ms=200)
 
-        @router.on("orders", group="g", partitions=2)
+        @router.on("orders", group="g", partitions=2, consumer=name)
         async def handle(message: Message) -> None: ...
 
         return router
@@ -252,7 +259,7 @@ async def test_a_partition_that_cannot_be_written_to_costs_outputs_to_the_others
     told, begun, go_on = Told(), Counter[str](), asyncio.Event()
     keys = [f"c{number}" for number in range(20)]
     good = [key for key in keys if partition_of(key, 3) != partition_of("c0", 3)]
-    await broker.link.call(Command((b"SET", (name := f"bills.p{partition_of('c0', 3)}".encode()), b"x"), name))
+    await broker.transport.call(Command((b"SET", (name := f"bills.p{partition_of('c0', 3)}".encode()), b"x"), name))
 
     async def bill(message: Message) -> Message:
         begun[str(message.key)] += 1
@@ -324,13 +331,105 @@ async def test_what_cannot_be_split_is_refused(broker: Broker) -> None:
         Router(broker).add(handle, "orders", partitions=2)
 
 
-async def test_the_old_names_work_for_one_release_and_say_so(broker: Broker) -> None:
-    async def handle(message: Message) -> None: ...
+async def test_routes_with_dotted_names_do_not_share_a_service(broker_url: str, broker: Broker) -> None:
+    """Topic "orders" with group "eu.billing" and topic "orders.eu" with group "billing" are two services."""
+    handled: Counter[str] = Counter()
 
-    async with Publisher(broker) as publisher:
-        with pytest.warns(DeprecationWarning, match=r"Publisher\(broker, partitions="):
-            split = PartitionedPublisher(publisher, 2)
-        [stored] = await split.publish("orders", order("c", 1))
-        assert stored is not None
-    with pytest.warns(DeprecationWarning, match=r"Router.on\('orders', partitions=4"):
-        assigned_subscriber(broker, "svc", handle, group="g", topic="orders", partitions=2)
+    def make(own: Broker) -> Router:
+        router = Router(own, group_start="0", block_ms=200)
+
+        @router.on("orders", group="eu.billing", partitions=4)
+        async def first(message: Message) -> None:
+            handled["orders"] += 1
+
+        @router.on("orders.eu", group="billing", partitions=4)
+        async def second(message: Message) -> None:
+            handled["orders.eu"] += 1
+
+        return router
+
+    async with (
+        open_broker(broker_url) as one,
+        open_broker(broker_url) as two,
+        make(one),
+        make(two),
+        Publisher(broker, partitions={"orders": 4, "orders.eu": 4}) as publisher,
+    ):
+        for topic in ("orders", "orders.eu"):
+            await publisher.publish(topic, *(Message(b"", {"key": f"k{n}"}) for n in range(40)))
+        await eventually(lambda: handled == {"orders": 40, "orders.eu": 40}, timeout_s=60)
+
+
+async def test_an_announcement_of_another_service_is_refused(broker: Broker) -> None:
+    subscriber = PartitionedSubscriber(broker, topic="orders", partitions=2, group="g", group_start="0", block_ms=200)
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(message.payload)
+
+    consuming = asyncio.create_task(subscriber.consume("orders", handle))
+    await eventually(lambda: subscriber.ready and len(subscriber.streams) == 2, timeout_s=60)
+    foreign = Announcement("{bills.p0}.for:g")
+    entry_id = await broker.xadd(balancer_stream("orders.g"), foreign.fields())
+    await eventually(lambda: not subscriber.ready, timeout_s=60)
+    assert subscriber.streams == ["orders.p0", "orders.p1"]
+    await broker.xdel(balancer_stream("orders.g"), [entry_id])
+    await eventually(lambda: subscriber.ready, timeout_s=60)
+    await subscriber.close()
+    await consuming
+
+
+@pytest.mark.parametrize("loss", ["delete", "trim"])
+async def test_lost_announcements_are_announced_again_at_the_next_start(broker: Broker, loss: str) -> None:
+    handled: list[bytes] = []
+
+    def make() -> Router:
+        router = Router(broker, group_start="0", block_ms=200)
+
+        @router.on("orders", group="g", partitions=4)
+        async def handle(message: Message) -> None:
+            handled.append(message.payload)
+
+        return router
+
+    async with Publisher(broker, partitions={"orders": 4}) as publisher:
+        async with make():
+            await publisher.publish("orders", *(Message(b"1", {"key": f"k{n}"}) for n in range(40)))
+            await eventually(lambda: len(handled) == 40, timeout_s=60)
+        balancer = balancer_stream("orders.g")
+        if loss == "delete":
+            await broker.delete_stream(balancer)
+        else:
+            await broker.xtrim(balancer, TrimPolicy(max_len=0, approximate=False))
+        await publisher.publish("orders", *(Message(b"2", {"key": f"k{n}"}) for n in range(40)))
+        async with make():
+            await eventually(lambda: len(handled) == 80, timeout_s=60)
+    assert await broker.xlen(balancer) == 4
+
+
+async def test_announcements_lost_while_members_run_are_announced_once(broker: Broker) -> None:
+    router = Router(broker, group_start="0", block_ms=200)
+    handled: list[bytes] = []
+
+    @router.on("orders", group="g", partitions=4)
+    async def handle(message: Message) -> None:
+        handled.append(message.payload)
+
+    balancer = balancer_stream("orders.g")
+    async with router, Publisher(broker, partitions={"orders": 4}) as publisher:
+        await broker.delete_stream(balancer)
+
+        async def restored() -> bool:
+            return await broker.exists(balancer) and await broker.xlen(balancer) == 4
+
+        await eventually(restored, timeout_s=60)
+        await publisher.publish("orders", *(Message(b"", {"key": f"k{n}"}) for n in range(40)))
+        await eventually(lambda: len(handled) == 40, timeout_s=60)
+        assert await broker.xlen(balancer) == 4
+
+
+async def test_more_announcements_than_max_stream_len_are_kept() -> None:
+    async with open_broker("local://", max_stream_len=10) as broker:
+        for number in range(100):
+            await announce(broker, "svc", f"stream-{number}")
+        assert await broker.xlen(balancer_stream("svc")) == 100

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from millstream import Broker, open_broker
-from millstream.broker import retention
-from millstream.broker.keys import beside
+from millstream.assignment import Announcement
+from millstream.broker.keys import companion_key
+from millstream.broker.scripts import retention
 from millstream.errors import InvalidArgument, NoSuchStream, WrongKeyType
 from millstream.messaging.message import Message
 from millstream.messaging.publisher import Publisher
@@ -146,10 +147,10 @@ async def test_entries_stay_for_a_while_after_everybody_has_acknowledged_them(br
     assert await after(1) == ids[2:]
     assert await after(hour // 2 - 2) == ids[2:]
     assert await after(hour) == []
-    marks = await broker.get(beside("orders", "acked"))
+    marks = await broker.get(companion_key("orders", "acked"))
     assert marks is not None
     assert marks.count(b";") <= 18
-    assert await broker.ttl_ms(beside("orders", "acked")) is not None
+    assert await broker.ttl_ms(companion_key("orders", "acked")) is not None
 
 
 async def test_marks_stay_few_however_often_it_runs(broker: Broker) -> None:
@@ -157,7 +158,7 @@ async def test_marks_stay_few_however_often_it_runs(broker: Broker) -> None:
     await broker.create_group("orders", "g", start="$")
     for n in range(200):
         await broker.run(retention.retain, "orders", keep_acked_ms=1600, now_ms=NOW + n * 37)
-    marks = await broker.get(beside("orders", "acked"))
+    marks = await broker.get(companion_key("orders", "acked"))
     assert marks is not None
     assert marks.count(b";") <= 18
 
@@ -333,11 +334,27 @@ async def test_a_glob_takes_no_dead_letters(broker: Broker, glob: str) -> None:
     """They have no group that still needs them, only people who have not looked yet."""
     for name in ("{shop}.orders", "orders"):
         await broker.xadd_many(name, [{"n": n} for n in range(10)])
-        await broker.xadd_many(beside(name, "dlq").decode(), [{"n": n} for n in range(10)])
+        await broker.xadd_many(companion_key(name, "dlq").decode(), [{"n": n} for n in range(10)])
     await Janitor(broker, {glob: RetentionPolicy(max_len=3)}).sweep()
     assert await broker.xlen("{shop}.orders") == 3
     for name in ("{shop}.orders", "orders"):
-        assert await broker.xlen(beside(name, "dlq").decode()) == 10
+        assert await broker.xlen(companion_key(name, "dlq").decode()) == 10
+
+
+async def test_a_glob_takes_no_announcements(broker: Broker) -> None:
+    """A stream whose announcement is trimmed before the first member joins gets no owner."""
+    await broker.xadd_many("svc-input", [Announcement(f"session{n}").fields() for n in range(10)])
+    await broker.xadd_many("sensor-input", [{"n": n} for n in range(10)])
+    await Janitor(broker, {"*": RetentionPolicy(max_len=3)}).sweep()
+    assert await broker.xlen("svc-input") == 10
+    assert await broker.xlen("sensor-input") == 3
+
+
+@pytest.mark.parametrize("named", ["svc-input", "*-input"])
+async def test_announcements_are_trimmed_by_their_own_policy(broker: Broker, named: str) -> None:
+    await broker.xadd_many("svc-input", [Announcement(f"session{n}").fields() for n in range(10)])
+    await Janitor(broker, {"*": RetentionPolicy(max_len=7), named: RetentionPolicy(max_len=3)}).sweep()
+    assert await broker.xlen("svc-input") == 3
 
 
 @pytest.mark.parametrize("named", ["{orders}.dlq", "*.dlq", "*orders}.dlq"])

@@ -13,7 +13,7 @@ import pytest
 
 from millstream import Broker, open_broker
 from millstream.broker.context import Context
-from millstream.broker.keys import beside
+from millstream.broker.keys import companion_key
 from millstream.errors import InvalidArgument, WrongKeyType
 from millstream.messaging.handler import HandlerRefused
 from millstream.messaging.message import Message
@@ -103,7 +103,7 @@ async def test_outputs_arrive_and_carry_the_correlation(broker: Broker, publishe
     assert {entry.fields[b"correlation_id"] for entry in entries} == {b"first"}
 
 
-async def test_a_failing_handler_does_not_touch_the_others_and_its_message_is_buried(
+async def test_failing_handler_affects_no_other_message_and_its_own_is_dead_lettered(
     broker: Broker, publisher: Publisher
 ) -> None:
     router = Router(broker, max_deliveries=3, **QUICK)
@@ -121,7 +121,7 @@ async def test_a_failing_handler_does_not_touch_the_others_and_its_message_is_bu
 
     async with router:
         await publisher.publish("orders", Message(b"1"), Message(b"2"))
-        await eventually(lambda: broker.xlen(beside("orders", "dlq").decode()), what="a dead letter")
+        await eventually(lambda: broker.xlen(companion_key("orders", "dlq").decode()), what="a dead letter")
         await eventually(lambda: len(tries) == 6 and len(fine) == 2, what="three tries each")
         assert router.ready
 
@@ -142,10 +142,10 @@ async def test_a_handler_that_wants_to_end_the_process_ends_its_message(
     async with router:
         await publisher.publish("orders", Message(b"exit"), Message(b"go on"))
         await eventually(lambda: fine == [b"go on"], what="the next message")
-        await eventually(lambda: broker.xlen(beside("orders", "dlq").decode()), what="a dead letter")
+        await eventually(lambda: broker.xlen(companion_key("orders", "dlq").decode()), what="a dead letter")
 
 
-async def test_a_sync_handler_may_run_out_of_what_it_goes_through(broker: Broker, publisher: Publisher) -> None:
+async def test_sync_handler_may_raise_stop_iteration(broker: Broker, publisher: Publisher) -> None:
     """A StopIteration that leaves a thread would never arrive: the message would be in flight for ever."""
     router = Router(broker, max_deliveries=2, **QUICK)
     tries: list[bytes] = []
@@ -158,11 +158,11 @@ async def test_a_sync_handler_may_run_out_of_what_it_goes_through(broker: Broker
 
     async with router:
         await publisher.publish("orders", Message(b"empty"), Message(b"go on"))
-        await eventually(lambda: broker.xlen(beside("orders", "dlq").decode()), what="a dead letter")
+        await eventually(lambda: broker.xlen(companion_key("orders", "dlq").decode()), what="a dead letter")
         await eventually(lambda: sorted(tries) == [b"empty", b"empty", b"go on"], what="the next message")
 
 
-async def test_an_open_circuit_charges_nobody(broker: Broker, publisher: Publisher) -> None:
+async def test_delivery_refused_by_an_open_circuit_is_not_counted(broker: Broker, publisher: Publisher) -> None:
     """A service is away for so long that every message is refused again and again: none of them is buried for it."""
     refused: Counter[str] = Counter()
 
@@ -170,7 +170,7 @@ async def test_an_open_circuit_charges_nobody(broker: Broker, publisher: Publish
         if name == "messaging.handler_failed" and facts["error_type"] == "CircuitOpen":
             refused[facts["id"]] += 1
 
-    watched = Broker(broker.link, Context(observer=observe))
+    watched = Broker(broker.transport, Context(observer=observe))
     router = Router(watched, max_deliveries=2, claim_interval_ms=20, **QUICK)
     calls: list[tuple[bytes, int]] = []
     back_again = asyncio.Event()
@@ -187,7 +187,7 @@ async def test_an_open_circuit_charges_nobody(broker: Broker, publisher: Publish
         await eventually(lambda: len([n for n in refused.values() if n >= 4]) >= 6, what="four refusals each")
         back_again.set()
         await eventually(lambda: len({payload for payload, _ in calls[1:]}) == 8, what="all of them handled")
-        assert await broker.xlen(beside("orders", "dlq").decode()) == 0
+        assert await broker.xlen(companion_key("orders", "dlq").decode()) == 0
     first, *others = calls
     assert first[1] == 1
     assert dict(others) == {b"%d" % n: 2 if b"%d" % n == first[0] else 1 for n in range(8)}
@@ -208,10 +208,10 @@ async def test_retry_in_place_uses_one_delivery(broker: Broker, publisher: Publi
         await eventually(_settled(broker, "orders", "g"), what="it was settled")
         await eventually(lambda: len(tries) == 4, what="four tries")
     assert tries == [1, 1, 1, 1]
-    assert await broker.xlen(beside("orders", "dlq").decode()) == 0
+    assert await broker.xlen(companion_key("orders", "dlq").decode()) == 0
 
 
-async def test_a_poison_topic_gets_what_fails(broker: Broker, publisher: Publisher) -> None:
+async def test_poison_topic_receives_failed_messages(broker: Broker, publisher: Publisher) -> None:
     router = Router(broker, **QUICK)
     router.use(poison_queue(publisher, "poison"))
 
@@ -255,7 +255,7 @@ async def test_processes_that_share_a_broker_pass_over_duplicates_together(
         await eventually(lambda: len(handled) >= 4, what="each once")
         await eventually(_settled(broker, "orders", "g", 20), what="all were settled")
     assert sorted(handled) == ["u0", "u1", "u2", "u3"]
-    remembered = await broker.link.call(Command((b"KEYS", b"*dedup:*")))
+    remembered = await broker.transport.call(Command((b"KEYS", b"*dedup:*")))
     assert len(remembered) == 4
     assert all([0 < (await broker.ttl_ms(key) or 0) <= 60_000 for key in remembered])
 
@@ -277,7 +277,7 @@ async def test_an_idempotent_handler_passes_duplicates_and_random_failures(
         await publisher.publish("orders", *(Message(b"%d" % n) for n in range(30)))
         await eventually(_settled(broker, "orders", "g", 30), what="all were settled")
     assert len(done) == 30
-    assert await broker.xlen(beside("orders", "dlq").decode()) == 0
+    assert await broker.xlen(companion_key("orders", "dlq").decode()) == 0
 
 
 async def test_an_entry_of_a_plain_xadd_is_handled(broker: Broker) -> None:
@@ -465,9 +465,7 @@ async def test_close_waits_for_what_is_in_flight(broker: Broker, publisher: Publ
     assert (await broker.xpending("orders", "g")).count == 0
 
 
-async def test_close_gives_up_on_a_handler_that_hangs_and_its_message_is_free_for_others(
-    broker: Broker, publisher: Publisher
-) -> None:
+async def test_close_returns_the_message_of_a_handler_that_hangs(broker: Broker, publisher: Publisher) -> None:
     router = Router(broker, close_timeout_ms=50, **QUICK)
     started = asyncio.Event()
 
@@ -490,7 +488,7 @@ async def test_close_gives_up_on_a_handler_that_hangs_and_its_message_is_free_fo
         await eventually(lambda: got == [b"stuck"], what="somebody else handles it, long before the claim time")
 
 
-async def test_what_waits_for_its_turn_is_handed_back_uncharged(broker: Broker, publisher: Publisher) -> None:
+async def test_message_waiting_for_its_turn_is_returned_uncounted(broker: Broker, publisher: Publisher) -> None:
     """However often a service is restarted, a rate limit buries nothing."""
     handled: list[int] = []
     for _ in range(4):
@@ -507,7 +505,7 @@ async def test_what_waits_for_its_turn_is_handed_back_uncharged(broker: Broker, 
             await eventually(lambda met=met: len(handled) > met, what="one passes the limit")  # type: ignore[misc]
             await eventually(_pending(broker, "orders", "g", met + 1), what="the others wait in it")
     assert handled == [1, 1, 1, 1]
-    assert await broker.xlen(beside("orders", "dlq").decode()) == 0
+    assert await broker.xlen(companion_key("orders", "dlq").decode()) == 0
     assert {entry.times_delivered for entry in await broker.xpending_range("orders", "g")} == {0}
 
 
@@ -579,14 +577,14 @@ async def test_a_signal_ends_it_and_signal_handlers_are_restored(broker: Broker)
         signal.signal(signal.SIGTERM, before[0])
 
 
-async def test_what_cannot_ever_work_is_an_error_at_the_start(broker: Broker) -> None:
+async def test_impossible_settings_are_an_error_at_the_start(broker: Broker) -> None:
     await broker.set("orders", "not a stream")
     with pytest.raises(WrongKeyType):
         async with asyncio.timeout(60):
             await idle(broker).run(handle_signals=False)
 
 
-async def test_a_route_that_breaks_later_is_told_and_resumed(broker: Broker, publisher: Publisher) -> None:
+async def test_route_that_fails_later_is_reported_and_resumed(broker: Broker, publisher: Publisher) -> None:
     router = Router(broker, **QUICK)
     got: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Values keep their types through an entry, the same on every link, where they are asked for."""
+"""Typed values: an entry keeps the types of its values, over every transport, if the reader asks for them."""
 
 from __future__ import annotations
 

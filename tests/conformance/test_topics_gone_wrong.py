@@ -1,7 +1,7 @@
-"""What subscribers are given that is wrong, or changes under them: each as the docs say, the others undisturbed.
+"""Topics that are wrong, or that change while they are read: as the docs say, and without effect on other topics.
 
-A topic that is read twice under one name is in the chapter on iterating, a key that holds something else in
-``test_many_topics``, and a handler that comes too late in ``test_router``.
+A topic that is read twice under one name is in the chapter on iterating, a key of another type in
+``test_many_topics``, and a handler that is registered too late in ``test_router``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from messaging_chapters.chapter import QUICK, Told
 
 from millstream import open_broker
 from millstream.broker.keys import slot_of
-from millstream.messaging import Message, OutputTopic, PartitionedTopic, Publisher, Subscriber, partition_streams
+from millstream.messaging import Message, PartitionedTopic, Publisher, Subscriber, partition_streams
+from millstream.messaging.partitions import OutputTopic
 from millstream.testing import ClusterSetup, eventually
 from millstream.wire.commands import Command
 
 
 @pytest.mark.parametrize("publish_to", [None, "bills", PartitionedTopic("bills", 3)])
-async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb_nobody_else(
+async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
     broker_url: str, caplog: pytest.LogCaptureFixture, publish_to: OutputTopic | None
 ) -> None:
     """The second takes what the first has in hand for its own lost messages: they are handled again, but none is buried
@@ -83,14 +84,15 @@ async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb
             assert stored >= 200, "in another slot what is handled twice is put out twice"
         else:
             assert stored == (200 if publish_to else 0), "what is handled twice is put out once"
-    errors = [one.getMessage() for one in caplog.records if "under the consumer name" in one.getMessage()]
+    logged = [record.getMessage() for record in caplog.records]
+    errors = [text for text in logged if "as consumer 'pod': each recovers the other's in-flight messages" in text]
     assert 1 <= len(errors) <= 2, "once for each of the two"
-    assert "'pod'" in errors[0]
-    assert "Give each process a name of its own" in errors[0]
+    assert "Give each process its own consumer name" in errors[0]
 
 
-async def test_slots_that_move_while_their_topics_are_read(cluster: ClusterSetup) -> None:
+async def test_slots_that_move_while_their_topics_are_read(resharded_cluster: ClusterSetup) -> None:
     """One topic that is waited for and one that is polled go to another node; neither they nor the others miss any."""
+    cluster = resharded_cluster
     prefix = f"moves:{random.randrange(10**9)}"
     topics = [f"{prefix}:{n}" for n in range(24)]
     handled: Counter[bytes] = Counter()
@@ -126,11 +128,9 @@ async def test_slots_that_move_while_their_topics_are_read(cluster: ClusterSetup
         finally:
             for topic in topics:
                 await broker.delete_stream(topic, companions=True)
-            for slot, source in moved.items():
-                await asyncio.to_thread(cluster.move, slot, source)
 
 
-async def test_a_stream_that_is_deleted_again_while_its_group_is_made_is_read_all_the_same(redis_url: str) -> None:
+async def test_stream_deleted_while_its_group_is_created_is_read(redis_url: str) -> None:
     """The group is made, and before its consumer is known the stream has gone once more: when it is joined first, and
     when it is put back later."""
     handled: list[bytes] = []
@@ -140,7 +140,7 @@ async def test_a_stream_that_is_deleted_again_while_its_group_is_made_is_read_al
         handled.append(message.payload)
 
     async with open_broker(redis_url) as broker, open_broker(redis_url) as other, Publisher(other) as publisher:
-        send = broker.link.call
+        send = broker.transport.call
 
         async def delete_in_between(command: Command) -> Any:
             nonlocal deletions
@@ -149,7 +149,7 @@ async def test_a_stream_that_is_deleted_again_while_its_group_is_made_is_read_al
                 await other.delete("gone")
             return await send(command)
 
-        broker.link.call = delete_in_between  # type: ignore[method-assign]
+        broker.transport.call = delete_in_between  # type: ignore[method-assign]
         subscriber = Subscriber(broker, group="g", consumer="me", **QUICK)
         task = asyncio.create_task(subscriber.consume("gone", handle))
         await eventually(lambda: subscriber.ready, what="it to be read", timeout_s=60)
@@ -164,7 +164,7 @@ async def test_a_stream_that_is_deleted_again_while_its_group_is_made_is_read_al
         await task
 
 
-async def test_a_full_topic_is_given_nothing_while_another_one_that_fails_the_read_is_looked_for(
+async def test_full_topic_receives_nothing_while_a_failing_topic_is_located(
     broker_url: str,
 ) -> None:
     """Each topic of a read that failed is asked alone; one that has no room was not in it."""

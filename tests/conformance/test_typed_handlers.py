@@ -12,7 +12,8 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 
 from millstream import Broker, Message, Publisher, Router, open_broker
 from millstream.cqrs import Depends
-from millstream.messaging import DeadLetters
+from millstream.errors import InvalidArgument
+from millstream.messaging import DeadLetters, PydanticMarshaler
 from millstream.testing import eventually
 
 
@@ -91,9 +92,9 @@ async def test_a_body_that_cannot_be_read_is_buried_at_once_and_says_why(broker:
 
         await eventually(buried)
     first = (await letters.list())[0]
-    assert first.burial is not None
-    assert (seen, first.burial.deliveries) == ([], 1)
-    assert {one.burial.error_type for one in await letters.list() if one.burial} == {
+    assert first.details is not None
+    assert (seen, first.details.deliveries) == ([], 1)
+    assert {one.details.error_type for one in await letters.list() if one.details} == {
         "millstream.messaging.errors.CannotUnmarshal"
     }
 
@@ -112,3 +113,50 @@ async def test_dependencies_can_be_replaced_in_the_router_that_runs(broker: Brok
     async with router, Publisher(broker) as publisher:
         await publisher.publish("orders", Message(b"1"))
         await eventually(lambda: seen == ["a stand-in"])
+
+
+async def test_publish_accepts_models_and_dataclasses(broker: Broker) -> None:
+    seen: list[object] = []
+    router = Router(broker, group_start="0")
+
+    @router.on("orders", group="billing")
+    async def on_order(order: Order) -> None:
+        seen.append(order)
+
+    @router.on("bills", group="billing")
+    async def on_bill(bill: Bill, message: Message) -> None:
+        seen.append((bill, message.metadata["name"]))
+
+    async with router, Publisher(broker) as publisher:
+        (entry_id,) = await publisher.publish("orders", Order(number=7, customer="ada"))
+        assert entry_id is not None
+        await publisher.publish("orders", Order(number=8, customer="bob"), idempotency_key="order 8")
+        await publisher.publish("orders", Order(number=9, customer="eve"), delay_ms=0)
+        await publisher.publish("bills", Bill(7), Message(b'{"order": 8}', {"name": "Bill"}))
+        await eventually(lambda: len(seen) == 5)
+    assert {order.number for order in seen if isinstance(order, Order)} == {7, 8, 9}
+    assert (Bill(7), "Bill") in seen
+    assert (Bill(8), "Bill") in seen
+
+
+async def test_publish_refuses_what_no_marshaler_reads(broker: Broker) -> None:
+    async with Publisher(broker, partitions={"split": 2}) as publisher:
+        for body in ({"number": 7}, b"7", "7", None, Order, Bill):
+            for way in ({}, {"idempotency_key": "k"}, {"delay_ms": 0}):
+                with pytest.raises(InvalidArgument):
+                    await publisher.publish("orders", body, **way)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="'key'"):
+            await publisher.publish("split", Order(number=7, customer="ada"))
+        assert not await broker.exists("orders")
+
+
+class UpperCase(PydanticMarshaler):
+    def name(self, kind: type) -> str:
+        return kind.__name__.upper()
+
+
+async def test_a_publisher_uses_its_own_marshaler(broker: Broker) -> None:
+    async with Publisher(broker, marshaler=UpperCase()) as publisher:
+        await publisher.publish("bills", Bill(7))
+    (entry,) = await broker.xrange("bills")
+    assert b"BILL" in entry.fields.values()

@@ -134,7 +134,10 @@ async def closing_alone_in_a_bus(command: Any) -> None: ...
 
 async def publishes(publisher: Publisher) -> None:
     await publisher.publish("orders", Message(b"1"), delay_ms=10)
+    await publisher.publish("orders", Order(number=1), Bill(2), idempotency_key="k")
     await publisher.publish("orders", "text")  # wrong
+    await publisher.publish("orders", {"number": 1})  # wrong
+    await publisher.publish("orders", [Order(number=1)])  # wrong
     await publisher.publish("orders", Message("text"))  # wrong
     await publisher.publish("orders", Message(b"1", {"attempt": 3}))  # wrong
     await publisher.publish("orders", Message(b"1"), delay=10)  # wrong

@@ -1,4 +1,4 @@
-"""Bounds: whatever gathers while the broker is slow or away is bounded, and whoever adds to it waits."""
+"""Bounds: buffers are bounded while the broker is slow or unavailable, and callers wait."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from messaging_chapters.chapter import (
 )
 from millstream.broker.broker import Broker
 from millstream.broker.context import Context, Limits
-from millstream.broker.keys import beside
-from millstream.broker.steps.script import script
+from millstream.broker.keys import companion_key
+from millstream.broker.scripts.script import script
 from millstream.messaging import Ack, Message, Publisher
 from millstream.messaging.publisher import MAX_QUEUES
-from millstream.testing.faults import FaultyLink
+from millstream.testing.faults import FaultyTransport
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Command
 
@@ -37,9 +37,11 @@ class BoundsChapter(Chapter):
             return Message(b"x" * 10_000)
 
         seen = Seen(blow_up)
-        output = beside(topic, "out").decode()
+        output = companion_key(topic, "out").decode()
         options: dict[str, Any] = {"max_in_flight": 50, "max_bytes_in_flight": 100_000, "count": 50}
-        async with running(Broker(held_back.link, Context()), topic, seen, publish_to=output, **options) as subscriber:
+        async with running(
+            Broker(held_back.transport, Context()), topic, seen, publish_to=output, **options
+        ) as subscriber:
             await eventually(lambda: held_back.words, what="outputs that wait")
             await eventually(lambda: len(seen.messages) >= 10, what="outputs that fill the room")
             for _ in range(100):
@@ -51,7 +53,7 @@ class BoundsChapter(Chapter):
             await nothing_pending(broker, topic)
         assert await broker.xlen(output) == 60
 
-    async def test_closing_does_not_wait_for_room_for_output(
+    async def test_closing_does_not_wait_for_capacity_for_outputs(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(10))
@@ -61,9 +63,11 @@ class BoundsChapter(Chapter):
             return Message(b"x" * 10_000)
 
         seen = Seen(blow_up)
-        output = beside(topic, "out").decode()
+        output = companion_key(topic, "out").decode()
         options: dict[str, Any] = {"max_in_flight": 1, "max_bytes_in_flight": 5_000}
-        async with running(Broker(held_back.link, Context()), topic, seen, publish_to=output, **options) as subscriber:
+        async with running(
+            Broker(held_back.transport, Context()), topic, seen, publish_to=output, **options
+        ) as subscriber:
             await eventually(lambda: held_back.words, what="output that waits")
             closing = asyncio.create_task(subscriber.close())
             await asyncio.sleep(0)
@@ -86,8 +90,8 @@ class BoundsChapter(Chapter):
             return [Message(b"%s.%d" % (message.payload, n)) for n in range(5)]
 
         seen = Seen(put_out)
-        output = beside(topic, "out").decode()
-        limited = Broker(held_back.link, Context(limits=Limits(script_entries=20)))
+        output = companion_key(topic, "out").decode()
+        limited = Broker(held_back.transport, Context(limits=Limits(script_entries=20)))
         async with running(limited, topic, seen, publish_to=output):
             await seen.have(30)
             await nothing_pending(broker, topic)
@@ -96,20 +100,20 @@ class BoundsChapter(Chapter):
         # Two keys and what names the call; three words a message; two words beside each output's own.
         assert max(held_back.words) <= 3 + 2 + 2 + 4 * 3 + 20 * (2 + 2 * len(entry.fields))
 
-    async def test_calls_that_give_up_waiting_for_room_leave_nothing_behind(
+    async def test_cancelled_calls_leave_no_waiting_calls_behind(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"first"))
-        link = FaultyLink(broker.link)
+        transport = FaultyTransport(broker.transport)
         away = asyncio.Event()
-        call = link.call
+        call = transport.call
 
         async def slow(command: Command) -> Any:
             await away.wait()
             return await call(command)
 
-        link.call = slow  # type: ignore[method-assign]
-        impatient = Publisher(Broker(link, Context()), max_buffered=5)
+        transport.call = slow  # type: ignore[method-assign]
+        impatient = Publisher(Broker(transport, Context()), max_buffered=5)
         for round_ in range(20):
             tasks = [asyncio.create_task(impatient.publish(topic, message)) for message in numbered(10, round_ * 10)]
             await asyncio.sleep(0)
@@ -124,7 +128,7 @@ class BoundsChapter(Chapter):
         await impatient.close()
         assert await broker.xlen(topic) <= 1 + 5 + 1
 
-    async def test_an_acknowledgement_with_outputs_and_nowhere_to_put_them_is_not_in_flight_for_ever(
+    async def test_ack_with_outputs_without_publish_to_is_given_up(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))

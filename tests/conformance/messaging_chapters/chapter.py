@@ -1,4 +1,4 @@
-"""What all chapters share: fresh names, quick settings, and subscribers that run beside a test."""
+"""What all chapters share: fresh names, short intervals, and subscribers in the background."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millstream.broker import open_broker
 from millstream.broker.broker import Broker
 from millstream.messaging import Backoff, Handler, Message, Publisher, Subscriber
 from millstream.model import EntryId
-from millstream.testing.faults import FaultyLink
+from millstream.testing.faults import FaultyTransport
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Command
 
@@ -97,9 +97,9 @@ class Told:
     def all(self, name: str, fact: str) -> list[Any]:
         return [facts[fact] for one, facts in self.facts if one == name]
 
-    def beside(self, broker: Broker, link: Any = None) -> Broker:
+    def beside(self, broker: Broker, transport: Any = None) -> Broker:
         """The same streams, observed."""
-        return Broker(link or broker.link, replace(broker.context, observer=self))
+        return Broker(transport or broker.transport, replace(broker.context, observer=self))
 
 
 async def nothing_pending(broker: Broker, topic: str, group: str = "g") -> None:
@@ -121,7 +121,7 @@ async def flush(url: str) -> None:
     _, is_cluster, nodes = url.partition("redis+cluster://")
     for node in [f"redis://{one}" for one in nodes.split(",")] if is_cluster else [url]:
         async with open_broker(node) as broker:
-            await broker.link.call(Command((b"FLUSHALL",)))
+            await broker.transport.call(Command((b"FLUSHALL",)))
 
 
 def numbered(count: int, start: int = 0) -> list[Message]:
@@ -136,14 +136,14 @@ class HeldBack:
     """
 
     def __init__(self, broker: Broker, sha: bytes, *, after: bool = False, sent: bool = True) -> None:
-        self.link = FaultyLink(broker.link)
+        self.transport = FaultyTransport(broker.transport)
         self.let_through = asyncio.Event()
         self.words: list[int] = []
-        self._call = self.link.call
+        self._call = self.transport.call
         self._sha = sha
         self._after = after
         self._sent = sent
-        self.link.call = self._slow  # type: ignore[method-assign]  # this is what the broker calls
+        self.transport.call = self._slow  # type: ignore[method-assign]  # this is what the broker calls
 
     async def _slow(self, command: Command) -> Any:
         if command.args[:2] != (b"EVALSHA", self._sha):

@@ -1,4 +1,4 @@
-"""Crashing: whatever a handler raises ends its message, not its subscriber; and no message stays in flight for ever."""
+"""Crashing: an exception of a handler fails its message, not its subscriber, and no message stays in flight forever."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from messaging_chapters.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.context import Context
-from millstream.broker.keys import beside
-from millstream.messaging import Message, Publisher, RetryLater, Subscriber, read_burial
-from millstream.testing.faults import Fault, FaultyLink
+from millstream.broker.keys import companion_key
+from millstream.messaging import Message, Publisher, RetryLater, Subscriber
+from millstream.messaging.failure import read_details
+from millstream.testing.faults import Fault, FaultyTransport
 from millstream.testing.waiting import eventually
 
 
@@ -39,7 +40,7 @@ async def cancels_itself() -> None:
 class CrashingChapter(Chapter):
     @pytest.mark.parametrize("crash", [SystemExit, GeneratorExit, asyncio.CancelledError, Stranger])
     @pytest.mark.parametrize("max_in_flight", [1, 10])
-    async def test_what_a_handler_raises_ends_its_message_alone(
+    async def test_exception_of_a_handler_fails_only_its_message(
         self, broker: Broker, publisher: Publisher, topic: str, crash: type[BaseException], max_in_flight: int
     ) -> None:
         await publisher.publish(topic, *numbered(20))
@@ -54,13 +55,13 @@ class CrashingChapter(Chapter):
             await nothing_pending(broker, topic)
 
         assert seen.payloads.count(b"7") == 3
-        (letter,) = await broker.xrange(beside(topic, "dlq"))
+        (letter,) = await broker.xrange(companion_key(topic, "dlq"))
         kind = b"HandlerCancelled" if crash is asyncio.CancelledError else b"HandlerCrashed"
         assert letter.fields[b"dlq.error_type"].endswith(kind)
         assert crash.__name__.encode() in letter.fields[b"dlq.error"]
 
     @pytest.mark.parametrize("max_in_flight", [1, 10])
-    async def test_a_handler_that_cancels_its_own_task_is_not_in_flight_for_ever(
+    async def test_message_whose_handler_cancels_its_own_task_fails(
         self, broker: Broker, publisher: Publisher, topic: str, max_in_flight: int
     ) -> None:
         await publisher.publish(topic, *numbered(5))
@@ -73,7 +74,7 @@ class CrashingChapter(Chapter):
         async with running(broker, topic, seen, max_deliveries=2, max_in_flight=max_in_flight):
             await seen.have(6)
             await nothing_pending(broker, topic)
-        assert await broker.xlen(beside(topic, "dlq")) == 1
+        assert await broker.xlen(companion_key(topic, "dlq")) == 1
 
     @pytest.mark.parametrize("crash", [SystemExit, asyncio.CancelledError, Stranger])
     async def test_without_a_group_too(
@@ -110,12 +111,12 @@ class CrashingChapter(Chapter):
             await seen.have(12)
             await nothing_pending(broker, topic)
         assert {message.times_delivered for message in seen.messages} == {1}
-        assert await broker.xlen(beside(topic, "dlq")) == 0
+        assert await broker.xlen(companion_key(topic, "dlq")) == 0
         if ordered:
             assert seen.payloads == [b"0"] * 11 + [b"1"]
 
     @pytest.mark.parametrize("error", [Unspeakable(), ValueError("half a character: \ud800"), ValueError("x" * 10**6)])
-    async def test_an_error_that_cannot_be_told_in_full_is_told_in_part(
+    async def test_long_error_text_is_shortened(
         self, broker: Broker, publisher: Publisher, topic: str, error: Exception
     ) -> None:
         await publisher.publish(topic, *numbered(3))
@@ -128,13 +129,13 @@ class CrashingChapter(Chapter):
         async with running(broker, topic, seen, max_deliveries=2, max_in_flight=1):
             await seen.have(4)
             await nothing_pending(broker, topic)
-        (letter,) = await broker.xrange(beside(topic, "dlq"))
-        burial = read_burial(letter.fields)
-        assert burial is not None
-        assert burial.error_type.rpartition(".")[2] == type(error).__name__
-        assert 0 < len(burial.error) < 10_000
+        (letter,) = await broker.xrange(companion_key(topic, "dlq"))
+        details = read_details(letter.fields)
+        assert details is not None
+        assert details.error_type.rpartition(".")[2] == type(error).__name__
+        assert 0 < len(details.error) < 10_000
 
-    async def test_an_observer_that_fails_costs_nobody_an_outcome(
+    async def test_failing_observer_costs_no_message_its_outcome(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(5))
@@ -147,23 +148,21 @@ class CrashingChapter(Chapter):
                 raise ValueError("not yet")
 
         seen = Seen(fails_once)
-        async with running(Broker(broker.link, Context(observer=fails)), topic, seen):
+        async with running(Broker(broker.transport, Context(observer=fails)), topic, seen):
             await seen.have(10)
             await nothing_pending(broker, topic)
 
     async def test_without_a_group_closing_does_not_wait_for_a_broker_that_is_away(
         self, broker: Broker, topic: str
     ) -> None:
-        away = Broker(FaultyLink(broker.link, lambda request: Fault.refused()), Context())
+        away = Broker(FaultyTransport(broker.transport, lambda request: Fault.refused()), Context())
         subscriber = Subscriber(away, group=None)
         task = asyncio.create_task(subscriber.consume(topic, Seen()))
         await asyncio.sleep(0)
         await subscriber.close(timeout_ms=10)
         await asyncio.wait_for(task, 60)
 
-    async def test_a_delay_that_is_none_is_refused_where_it_is_said(
-        self, broker: Broker, publisher: Publisher, topic: str
-    ) -> None:
+    async def test_invalid_delay_is_refused_by_the_call(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         delays: list[Any] = [-1, 1.5, float("inf"), "soon"]
 
         async def nack(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Messages to everybody: no group, nothing pending."""
+"""Fanout: every subscriber receives every message, without a group and without pending entries."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from messaging_chapters.chapter import Chapter, Seen, numbered, running
 from millstream.broker.broker import Broker
 from millstream.errors import InvalidArgument
-from millstream.messaging import Message, NothingToSettle, Publisher, Subscriber
-from millstream.testing.faults import Fault, FaultyLink
+from millstream.messaging import Message, Publisher, Subscriber
+from millstream.messaging.errors import NothingToSettle
+from millstream.testing.faults import Fault, FaultyTransport
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 
@@ -38,6 +39,23 @@ class FanoutChapter(Chapter):
                 async for message in subscriber.subscribe(topic, start=start):
                     assert message.payload == expected
                     break
+
+    async def test_a_stream_replaced_by_one_with_smaller_ids_is_read_from_its_start(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        seen = Seen()
+        async with running(broker, topic, seen, group=None, block_ms=50) as subscriber:
+            await eventually(lambda: subscriber.ready)
+            await publisher.publish(topic, Message(b"first"))
+            await seen.have(1)
+            [entry] = await broker.xrange(topic)
+            await broker.delete(topic)
+            await broker.xadd(topic, entry.fields, id="5-1")
+            await broker.xadd(topic, entry.fields, id="5-2")
+            await seen.have(3)
+            await broker.xadd(topic, entry.fields, id="5-3")
+            await seen.have(4)
+        assert seen.payloads == [b"first"] * 4
 
     async def test_nothing_is_missed_between_two_reads(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         async with Subscriber(broker, group=None, block_ms=50) as subscriber:
@@ -80,7 +98,7 @@ class FanoutChapter(Chapter):
                 raise ValueError("no")
 
         seen = Seen(fails)
-        cut = Broker(FaultyLink(broker.link, sometimes), broker.context)
+        cut = Broker(FaultyTransport(broker.transport, sometimes), broker.context)
         async with running(cut, topic, seen, group=None) as subscriber:
             await eventually(lambda: subscriber.ready)
             for message in numbered(5):

@@ -1,4 +1,4 @@
-"""Entries that leave their stream before a group is done with them: reported, never handled empty, never stuck."""
+"""Entries that are deleted or trimmed before a group has settled them: reported, not handled empty, not stuck."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from messaging_chapters.chapter import (
     running,
 )
 from messaging_chapters.recovery import abandon
-from millstream.broker import settle
 from millstream.broker.broker import Broker
-from millstream.broker.keys import beside
-from millstream.broker.steps.script import script
+from millstream.broker.keys import companion_key
+from millstream.broker.scripts import settle
+from millstream.broker.scripts.script import script
 from millstream.messaging import Message, Publisher, Retry
 from millstream.testing.waiting import eventually
 
@@ -40,7 +40,7 @@ class GoneChapter(Chapter):
         assert sorted(seen.payloads) == [b"0", b"3", b"4"]
         assert sum(told.all("messaging.entries_gone", "entries")) == 2
 
-    async def test_what_is_trimmed_while_it_waits_for_its_time_is_reported(
+    async def test_entry_trimmed_before_its_due_time_is_reported(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(5))
@@ -54,10 +54,10 @@ class GoneChapter(Chapter):
             await nothing_pending(broker, topic)
         assert sorted(seen.payloads) == [b"0", b"3", b"4"]
         assert sum(told.all("messaging.entries_gone", "entries")) == 2
-        assert not await broker.exists(beside(topic, "due:g"))
+        assert not await broker.exists(companion_key(topic, "due:g"))
 
     @pytest.mark.parametrize("charged", [True, False])
-    async def test_what_is_put_off_after_it_was_trimmed_is_reported(
+    async def test_trimmed_entry_is_reported_when_it_is_delayed(
         self, broker: Broker, publisher: Publisher, topic: str, charged: bool
     ) -> None:
         """Nothing is left to come back: it is told when it is put off, and not kept for its time."""
@@ -73,9 +73,9 @@ class GoneChapter(Chapter):
         assert (len(seen.messages), told.all("messaging.retried", "entries")) == (1, [0])
         assert told.all("messaging.entries_gone", "entries") == [1]
         assert (await broker.xpending(topic, "g")).count == 0
-        assert not await broker.exists(beside(topic, "due:g"))
+        assert not await broker.exists(companion_key(topic, "due:g"))
 
-    async def test_what_is_handed_back_after_it_was_trimmed_is_reported(
+    async def test_trimmed_entry_is_reported_when_it_is_returned(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         """One that closing cuts short, and one that was not started."""
@@ -97,9 +97,7 @@ class GoneChapter(Chapter):
         assert sum(told.all("messaging.entries_gone", "entries")) == 2
         assert (await broker.xpending(topic, "g")).count == 0
 
-    async def test_a_sign_of_life_reports_what_was_trimmed(
-        self, broker: Broker, publisher: Publisher, topic: str
-    ) -> None:
+    async def test_heartbeat_reports_trimmed_entries(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         entry_id = await publish_one(publisher, topic)
         go_on = asyncio.Event()
 
@@ -115,7 +113,7 @@ class GoneChapter(Chapter):
             await eventually(lambda: "messaging.ack_refused" in told)
         assert (await broker.xpending(topic, "g")).count == 0
 
-    async def test_what_was_trimmed_before_it_is_charged_is_reported_and_handled_a_last_time(
+    async def test_entry_trimmed_before_it_is_counted_is_reported_and_handled_once_more(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         """It is here already, and nobody else can have it."""
@@ -123,7 +121,7 @@ class GoneChapter(Chapter):
         (entry_id,) = await abandon(broker, topic, "dead", count=1)
         told, seen = Told(), Seen()
         charges = HeldBack(broker, script("settle").sha)
-        async with running(told.beside(broker, charges.link), topic, seen):
+        async with running(told.beside(broker, charges.transport), topic, seen):
             await eventually(lambda: charges.words, what="a charge under way")
             await broker.xdel(topic, [entry_id])
             charges.let_through.set()

@@ -1,4 +1,4 @@
-"""A group that vanishes (FLUSHALL, a failover, a hand on the wrong key): duplicates, never loss, and loudly."""
+"""A group that disappears (FLUSHALL, a failover, a mistake of an operator): duplicates, no loss, and a warning."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from messaging_chapters.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
-from millstream.broker import groups
 from millstream.broker.broker import Broker
-from millstream.broker.keys import beside, due_key, made_key
-from millstream.broker.steps.script import script
+from millstream.broker.keys import companion_key, due_key, recreated_key
+from millstream.broker.scripts import groups
+from millstream.broker.scripts.script import script
 from millstream.messaging import Message, Publisher, Rejected
 from millstream.messaging.codecs import codec
 from millstream.testing.waiting import eventually
@@ -41,7 +41,7 @@ class GroupLossChapter(Chapter):
         assert seen.payloads == [b"%d" % n for n in range(20)]
         assert told.all("messaging.group_restored", "what") == ["made"]
 
-    async def test_it_is_made_again_before_the_oldest_unacknowledged_entry(
+    async def test_group_is_recreated_before_the_oldest_unacknowledged_entry(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         ids = await publisher.publish(topic, *numbered(6))
@@ -73,7 +73,7 @@ class GroupLossChapter(Chapter):
         assert seen.payloads.count(b"2") == 1
         assert not other.messages
 
-    async def test_whoever_knows_an_earlier_point_moves_it_back(
+    async def test_consumer_with_an_earlier_position_moves_the_group_back(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"held by one"))
@@ -94,13 +94,13 @@ class GroupLossChapter(Chapter):
                 go_on.set()
                 await nothing_pending(broker, topic)
 
-    @pytest.mark.parametrize("ending", ["output", "retry", "burial"])
-    async def test_whoever_reads_on_without_noticing_loses_nothing(
+    @pytest.mark.parametrize("ending", ["output", "retry", "details"])
+    async def test_consumer_that_misses_the_recreation_loses_nothing(
         self, broker: Broker, publisher: Publisher, topic: str, ending: str
     ) -> None:
         """The group goes, and another member makes it again between two reads of this one, as far as that one knows.
         This one's next read makes its name known in the new group, where nothing that it holds is pending."""
-        await broker.run(groups.put_group_back, f"{topic}:other", "g", "0-0")  # so that the server knows the script
+        await broker.run(groups.restore_group, f"{topic}:other", "g", "0-0")  # so that the server knows the script
         go_on = asyncio.Event()
         tries: list[bytes] = []
 
@@ -108,7 +108,7 @@ class GroupLossChapter(Chapter):
             tries.append(message.payload)
             if message.payload == b"held":
                 await go_on.wait()
-                if ending == "burial":
+                if ending == "details":
                     raise Rejected("not that one")
                 if ending == "retry" and tries.count(b"held") == 1:
                     raise ValueError("try again")
@@ -122,16 +122,18 @@ class GroupLossChapter(Chapter):
             await eventually(lambda: pending_is(broker, topic, 1))
             last = (await broker.xrevrange(topic, count=1))[0].id
             key = topic.encode()
-            made = script("group_back").words(
-                (key, due_key(key, b"g"), made_key(key, b"g")), (b"g", bytes(last), b"3600000")
+            made = script("restore_group").evalsha_args(
+                (key, due_key(key, b"g"), recreated_key(key, b"g")), (b"g", bytes(last), b"3600000")
             )
             await asyncio.sleep(0.01)  # the mark is told from what came before by whole milliseconds
-            replies = await broker.link.call_many(Batch([(b"XGROUP", b"DESTROY", key, b"g"), made], key, atomic=True))
+            replies = await broker.transport.call_many(
+                Batch([(b"XGROUP", b"DESTROY", key, b"g"), made], key, atomic=True)
+            )
             assert replies == [1, b"made"]
             await publisher.publish(topic, Message(b"new"))
             await eventually(lambda: b"new" in tries)
             go_on.set()
-            place = beside(topic, "dlq") if ending == "burial" else f"{topic}:out"
+            place = companion_key(topic, "dlq") if ending == "details" else f"{topic}:out"
             await eventually(lambda: holds(broker, place, b"held"), what="what it held to be done", timeout_s=20)
             await nothing_pending(broker, topic)
 
@@ -142,14 +144,14 @@ class GroupLossChapter(Chapter):
         seen = Seen()
         async with running(broker, topic, seen) as subscriber:
             await seen.have(5)
-            await broker.link.call(Command((b"FLUSHALL",), topic.encode()))
+            await broker.transport.call(Command((b"FLUSHALL",), topic.encode()))
             await publisher.publish(topic, *numbered(5, 5))
             await seen.have(10)
             await eventually(lambda: subscriber.ready)
             await nothing_pending(broker, topic)
         assert seen.payloads == [b"%d" % n for n in range(10)]
 
-    async def test_outcomes_after_a_loss_stop_nobody(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_outcomes_of_lost_entries_are_dropped(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(4))
         go_on = asyncio.Event()
 
@@ -168,7 +170,7 @@ class GroupLossChapter(Chapter):
             await nothing_pending(broker, topic)
         assert set(seen.payloads) == {b"0", b"1", b"2", b"3", b"new"}
 
-    async def test_what_waits_for_another_delivery_is_not_lost_with_the_group(
+    async def test_delayed_retry_survives_the_loss_of_its_group(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         """No member holds it, and the pending list that had it is gone."""
@@ -188,7 +190,7 @@ class GroupLossChapter(Chapter):
 
             await eventually(one_pending)
             go_on.set()
-            await broker.link.call(Command((b"XGROUP", b"DESTROY", topic.encode(), b"g"), topic.encode()))
+            await broker.transport.call(Command((b"XGROUP", b"DESTROY", topic.encode(), b"g"), topic.encode()))
             await eventually(lambda: seen.payloads.count(b"1") >= 2, what="another delivery")
             await nothing_pending(broker, topic)
             assert subscriber.ready

@@ -1,4 +1,4 @@
-"""Handling: acknowledged when done, brought back when not, buried when it never will be."""
+"""Handling: a message is acknowledged, retried or dead-lettered."""
 
 from __future__ import annotations
 
@@ -9,24 +9,16 @@ import pytest
 
 from messaging_chapters.chapter import Chapter, Seen, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
-from millstream.broker.keys import beside
+from millstream.broker.keys import companion_key
 from millstream.errors import InvalidArgument
-from millstream.messaging import (
-    AckPolicy,
-    AlreadySettled,
-    Message,
-    Publisher,
-    Rejected,
-    RetryLater,
-    Subscriber,
-    read_burial,
-)
+from millstream.messaging import AckPolicy, AlreadySettled, Message, Publisher, Rejected, RetryLater, Subscriber
 from millstream.messaging.codecs import codec
+from millstream.messaging.failure import read_details
 from millstream.testing.waiting import eventually
 
 
 async def buried(broker: Broker, topic: str, count: int) -> list[Any]:
-    dlq = beside(topic, "dlq")
+    dlq = companion_key(topic, "dlq")
 
     async def enough() -> bool:
         return await broker.xlen(dlq) >= count
@@ -36,7 +28,7 @@ async def buried(broker: Broker, topic: str, count: int) -> list[Any]:
 
 
 class HandlingChapter(Chapter):
-    async def test_what_was_handled_is_acknowledged(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_handled_message_is_acknowledged(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(50))
         seen = Seen()
         async with running(broker, topic, seen):
@@ -126,7 +118,7 @@ class HandlingChapter(Chapter):
             await nothing_pending(broker, topic)
         assert sorted(seen.payloads, key=int) == [b"%d" % n for n in range(200)]
 
-    async def test_a_failing_handler_stops_nothing_and_its_message_is_buried(
+    async def test_failing_handler_stops_nothing_and_its_message_is_dead_lettered(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(10))
@@ -142,17 +134,19 @@ class HandlingChapter(Chapter):
             assert subscriber.ready
 
         assert len(seen.messages) == 12
-        burial = read_burial(letter.fields)
-        assert burial is not None
+        details = read_details(letter.fields)
+        assert details is not None
         bad = [message for message in seen.messages if message.payload == b"3"]
         assert [message.times_delivered for message in bad] == [1, 2, 3]
-        assert (burial.original_id, burial.stream, burial.group) == (str(bad[0].id), topic, "g")
-        assert (burial.consumer, burial.deliveries) == (subscriber.settings.consumer, 3)
-        assert (burial.error, burial.error_type) == ("three is not for me", "ValueError")
-        assert "in fails" in burial.traceback
+        assert (details.original_id, details.stream, details.group) == (str(bad[0].id), topic, "g")
+        assert (details.consumer, details.deliveries) == (subscriber.settings.consumer, 3)
+        assert (details.error, details.error_type) == ("three is not for me", "ValueError")
+        assert "in fails" in details.traceback
         assert codec("flat").decode(letter.fields).payload == b"3"
 
-    async def test_a_rejected_message_is_buried_at_once(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_rejected_message_is_dead_lettered_at_once(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
         await publisher.publish(topic, Message(b"raised"), Message(b"called"))
 
         async def reject(message: Message) -> None:
@@ -196,7 +190,7 @@ class HandlingChapter(Chapter):
             await seen.have(receipts)
             await nothing_pending(broker, topic)
         assert len(seen.messages) == receipts
-        assert await broker.xlen(beside(topic, "dlq")) == letters
+        assert await broker.xlen(companion_key(topic, "dlq")) == letters
 
     async def test_acknowledged_first_means_before_the_handler_starts(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -228,7 +222,7 @@ class HandlingChapter(Chapter):
             await seen.messages[0].ack()
             await nothing_pending(broker, topic)
 
-    async def test_an_entry_that_cannot_be_decoded_is_buried_and_in_nobodys_way(
+    async def test_entry_that_cannot_be_decoded_is_dead_lettered(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         watermill = codec("watermill")
@@ -259,7 +253,7 @@ class HandlingChapter(Chapter):
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(20))
-        output = beside(topic, "out").decode()
+        output = companion_key(topic, "out").decode()
 
         async def double(message: Message) -> list[Message]:
             return [Message(b"a" + message.payload), Message(b"b" + message.payload)]
@@ -270,9 +264,9 @@ class HandlingChapter(Chapter):
         got = [flat.decode(entry.fields).payload for entry in await broker.xrange(output)]
         assert sorted(got) == sorted(b"%b%d" % (kind, n) for n in range(20) for kind in (b"a", b"b"))
 
-    async def test_a_failed_handler_puts_nothing_out(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_failed_handler_publishes_no_outputs(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, Message(b"x"))
-        output = beside(topic, "out").decode()
+        output = companion_key(topic, "out").decode()
 
         async def fails(message: Message) -> Message:
             if message.times_delivered < 3:
@@ -287,7 +281,7 @@ class HandlingChapter(Chapter):
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(6))
-        output = beside(topic, "out").decode()
+        output = companion_key(topic, "out").decode()
         bad: dict[bytes, dict[str, Any]] = {
             b"1": {"number": 1},
             b"3": {"half a character": "\ud800"},
@@ -304,9 +298,9 @@ class HandlingChapter(Chapter):
         got = [flat.decode(entry.fields).payload for entry in await broker.xrange(output)]
         assert sorted(got) == [b"0", b"2", b"4"]
         assert sorted(seen.payloads) == [b"0", b"1", b"1", b"2", b"3", b"3", b"4", b"5", b"5"]
-        assert await broker.xlen(beside(topic, "dlq")) == 3
+        assert await broker.xlen(companion_key(topic, "dlq")) == 3
 
-    async def test_what_a_handler_makes_of_its_payload_does_not_count(
+    async def test_size_of_an_entry_does_not_depend_on_its_handler(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         """Room is bounded in bytes: if the book lost count of them, reading would stop for ever."""
@@ -319,7 +313,7 @@ class HandlingChapter(Chapter):
         async with running(broker, topic, seen, max_bytes_in_flight=1000):
             await seen.have(20)
 
-    async def test_an_entry_of_many_fields_can_be_buried(self, broker: Broker, topic: str) -> None:
+    async def test_entry_with_many_fields_can_be_dead_lettered(self, broker: Broker, topic: str) -> None:
         wide = {f"field {n}": "" for n in range(5000)}
         await broker.xadd(topic, wide)
 
@@ -328,7 +322,7 @@ class HandlingChapter(Chapter):
 
         async with running(broker, topic, fails):
             await nothing_pending_after(broker, topic, 1)
-        (letter,) = await broker.xrange(beside(topic, "dlq"))
+        (letter,) = await broker.xrange(companion_key(topic, "dlq"))
         assert letter.fields.keys() >= {name.encode() for name in wide}
 
     @pytest.mark.parametrize("shares_a_step", [True, False])
@@ -356,7 +350,7 @@ class HandlingChapter(Chapter):
         entries = await broker.xrange(output)
         assert [codec("flat").decode(entry.fields).payload for entry in entries] == [b"out of done"]
 
-    async def test_dead_letters_may_lie_elsewhere(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_dead_letter_stream_may_be_configured(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, Message(b"x"))
 
         async def fails(message: Message) -> None:
@@ -388,7 +382,7 @@ class HandlingChapter(Chapter):
             await nothing_pending_after(broker, topic, 30)
         assert seen.most <= 3
 
-    async def test_what_a_program_gets_wrong_is_an_error_at_the_start(self, broker: Broker) -> None:
+    async def test_wrong_options_are_an_error_at_the_start(self, broker: Broker) -> None:
         for wrong, named in (
             ({"group_start": None}, "group_start"),
             ({"codec": "morse"}, "codec"),

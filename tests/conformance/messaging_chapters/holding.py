@@ -1,4 +1,4 @@
-"""Holding a message: signs of life, fences, delays, and letting go in good order."""
+"""Messages in flight: heartbeats, fencing, delays, and return to the group."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from messaging_chapters.chapter import (
     publish_one,
     running,
 )
-from millstream.broker import settle
 from millstream.broker.broker import Broker
 from millstream.broker.context import Context
-from millstream.broker.keys import beside
-from millstream.broker.steps.script import script
+from millstream.broker.keys import companion_key
+from millstream.broker.scripts import settle
+from millstream.broker.scripts.script import script
 from millstream.messaging import Message, Publisher, Subscriber
-from millstream.messaging.subscriber import subscription
+from millstream.messaging.consumer import subscription
 from millstream.testing.waiting import eventually
 
 
@@ -43,7 +43,7 @@ class HoldingChapter(Chapter):
                 await nothing_pending(broker, topic)
         assert (len(seen.messages), other.messages) == (1, [])
 
-    async def test_a_message_that_nobody_settles_is_let_go_for_others(
+    async def test_message_without_an_outcome_is_returned_after_max_hold(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         """By the clock of max_hold_ms: entries count as abandoned after an hour here. A process that has no handler
@@ -73,7 +73,7 @@ class HoldingChapter(Chapter):
             await nothing_pending(broker, topic)
         assert [message.times_delivered for message in other.messages] == [2, 2]
 
-    async def test_an_outcome_after_the_longest_hold_counts_while_nobody_took_the_message(
+    async def test_outcome_after_max_hold_is_accepted_unless_another_consumer_claimed_the_entry(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))
@@ -108,7 +108,7 @@ class HoldingChapter(Chapter):
         (pending,) = await broker.xpending_range(topic, "g")
         assert (pending.id, pending.consumer) == (entry_id, "somebody else")
 
-    async def test_a_sign_of_life_takes_nothing_back(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_heartbeat_does_not_take_entries_back(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         entry_id = await publish_one(publisher, topic)
         go_on = asyncio.Event()
 
@@ -128,10 +128,10 @@ class HoldingChapter(Chapter):
             go_on.set()
             await broker.xack(topic, "g", [entry_id])
 
-    async def test_a_stale_owner_puts_nothing_out(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_previous_owner_stores_no_outputs(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         entry_id = await publish_one(publisher, topic)
         go_on = asyncio.Event()
-        output = beside(topic, "out").decode()
+        output = companion_key(topic, "out").decode()
 
         async def wait(message: Message) -> Message:
             await go_on.wait()
@@ -146,7 +146,7 @@ class HoldingChapter(Chapter):
         assert await broker.xlen(output) == 0
         assert (await broker.xpending(topic, "g")).consumers == {"somebody else": 1}
 
-    async def test_a_delay_longer_than_the_claim_time_is_kept_by_everybody(
+    async def test_retry_delayed_longer_than_claim_min_idle_is_not_claimed_early(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))
@@ -180,7 +180,7 @@ class HoldingChapter(Chapter):
         async with running(broker, topic, Seen(later)):
 
             async def put_off() -> bool:
-                return bool(await broker.exists(beside(topic, "due:g")))
+                return bool(await broker.exists(companion_key(topic, "due:g")))
 
             await eventually(put_off)
         seen = Seen()
@@ -188,9 +188,9 @@ class HoldingChapter(Chapter):
             await seen.have(1)
             await nothing_pending(broker, topic)
         assert seen.messages[0].times_delivered == 2
-        assert not await broker.exists(beside(topic, "due:g"))
+        assert not await broker.exists(companion_key(topic, "due:g"))
 
-    async def test_what_was_not_started_is_handed_back_uncharged(
+    async def test_unstarted_messages_are_returned_uncounted(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         """Nothing has to time out: entries count as abandoned after an hour here."""
@@ -219,7 +219,7 @@ class HoldingChapter(Chapter):
         assert first.payloads == [b"0"]
         assert {message.times_delivered for message in second.messages} == {1}
 
-    async def test_what_closing_cut_short_is_free_for_others_at_once_and_counted(
+    async def test_message_interrupted_by_close_is_returned_and_counted(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))
@@ -248,7 +248,7 @@ class HoldingChapter(Chapter):
 
     @pytest.mark.parametrize("still_handling", [True, False])
     @pytest.mark.parametrize("executed", [True, False])
-    async def test_what_comes_due_while_closing_is_handed_back_uncharged(
+    async def test_entry_due_while_closing_is_returned_uncounted(
         self, broker: Broker, publisher: Publisher, topic: str, still_handling: bool, executed: bool
     ) -> None:
         """The answer to the question for what is due comes late, and it may have been executed long before."""
@@ -266,7 +266,7 @@ class HoldingChapter(Chapter):
                 await message.nack(delay_ms=0)
 
         seen = Seen(handle)
-        async with running(Broker(asked.link, Context()), topic, seen, close_timeout_ms=600_000) as subscriber:
+        async with running(Broker(asked.transport, Context()), topic, seen, close_timeout_ms=600_000) as subscriber:
             await seen.have(2)
             await eventually(lambda: asked.words, what="the question for what is due")
             if not still_handling:
@@ -283,19 +283,19 @@ class HoldingChapter(Chapter):
         assert left.times_delivered == 1
         assert left.idle_ms > 60_000, "free for others at once"
 
-    async def test_what_is_done_is_acknowledged_even_if_all_tasks_are_cancelled(
+    async def test_handled_message_is_acknowledged_even_if_all_tasks_are_cancelled(
         self, broker: Broker, publisher: Publisher, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As asyncio.run does at its end: the settler's task goes at the same time as the one that consumes, and what
         it had not sent yet goes with it."""
         # A machine that stands still for seconds must neither have the last words given up, nor a read: its entries
         # would come again as suspects, and be charged by the same script that is held back here.
-        monkeypatch.setattr(subscription, "LAST_WORDS_S", 60.0)
+        monkeypatch.setattr(subscription, "CLOSE_REQUEST_S", 60.0)
         patient = {**QUICK, "grace_ms": 60_000}
         await publisher.publish(topic, *numbered(10))
         acks = HeldBack(broker, script("settle").sha, sent=False)
         seen = Seen()
-        subscriber = Subscriber(Broker(acks.link, Context()), group="g", **patient)
+        subscriber = Subscriber(Broker(acks.transport, Context()), group="g", **patient)
         task = asyncio.create_task(subscriber.consume(topic, seen))
         await seen.have(10)
         await eventually(lambda: acks.words, what="acknowledgements under way")

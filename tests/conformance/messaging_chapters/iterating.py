@@ -1,4 +1,4 @@
-"""``async for message in subscriber.subscribe(topic)``: settled by whoever receives it."""
+"""``async for message in subscriber.subscribe(topic)``: the caller settles the messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from messaging_chapters.chapter import QUICK, Chapter, Seen, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
-from millstream.messaging import AlreadySubscribed, Message, Publisher, Subscriber, TooLateToSettle
+from millstream.messaging import AlreadySubscribed, Message, Publisher, Subscriber
+from millstream.messaging.errors import TooLateToSettle
 from millstream.messaging.settings import default_consumer
 from millstream.testing.waiting import eventually
 
@@ -30,7 +31,7 @@ class IteratingChapter(Chapter):
         assert got == [b"%d" % n for n in range(20)]
         await nothing_pending(broker, topic)
 
-    async def test_a_nacked_message_comes_again(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_nacked_message_is_redelivered(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, Message(b"x"))
         async with self.subscriber(broker) as subscriber:
             counts = []
@@ -58,7 +59,7 @@ class IteratingChapter(Chapter):
             await second.ack()
             await third.ack()
 
-    async def test_leaving_the_loop_hands_back_what_was_not_yielded(
+    async def test_leaving_the_loop_returns_messages_that_were_not_yielded(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(10))
@@ -130,7 +131,7 @@ class IteratingChapter(Chapter):
             await publisher.publish(topic, *numbered(1))
             await seen.have(1)  # the first one reads on
 
-    async def test_under_one_given_name_a_topic_is_read_once(self, broker: Broker, topic: str) -> None:
+    async def test_topic_is_read_once_per_consumer_name(self, broker: Broker, topic: str) -> None:
         seen = Seen()
         async with running(broker, topic, seen, consumer="one") as subscriber:
             await eventually(lambda: subscriber.ready)

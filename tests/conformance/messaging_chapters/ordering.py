@@ -10,9 +10,9 @@ from collections import defaultdict
 from messaging_chapters.chapter import QUICK, Chapter, Seen, nothing_pending, running
 from messaging_chapters.recovery import abandon
 from millstream.broker.broker import Broker
-from millstream.broker.keys import beside
+from millstream.broker.keys import companion_key
 from millstream.messaging import Message, Publisher, Subscriber
-from millstream.testing.faults import Fault, FaultyLink
+from millstream.testing.faults import Fault, FaultyTransport
 from millstream.wire.commands import Batch, Command
 
 
@@ -42,7 +42,7 @@ class OrderingChapter(Chapter):
             assert own == sorted(own)
         assert seen.most == 3
 
-    async def test_a_key_that_waits_for_a_retry_holds_its_own_back_and_no_other(
+    async def test_retry_delays_later_messages_of_its_key_only(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *(keyed(key, n) for n in range(3) for key in ("slow", "quick")))
@@ -59,7 +59,7 @@ class OrderingChapter(Chapter):
         assert slow == [(b"0", 1), (b"0", 2), (b"0", 3), (b"0", 4), (b"1", 1), (b"2", 1)]
         assert [message.key for message in seen.messages].index("slow", 1) > 2, "the other key went on meanwhile"
 
-    async def test_a_retry_whose_answer_was_lost_still_holds_its_key_back(
+    async def test_retry_whose_reply_was_lost_still_delays_its_key(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         """Before a retry starts it is counted. Counted, and said again because no answer came, it is refused: that
@@ -78,7 +78,7 @@ class OrderingChapter(Chapter):
                 raise ValueError("once")
 
         seen = Seen(fails)
-        cut = Broker(FaultyLink(broker.link, lose_the_first_count), broker.context)
+        cut = Broker(FaultyTransport(broker.transport, lose_the_first_count), broker.context)
         async with running(cut, topic, seen, ordered_by_key=True):
             await seen.have(5)
             await nothing_pending(broker, topic)
@@ -86,7 +86,9 @@ class OrderingChapter(Chapter):
         started = [(message.payload, message.times_delivered) for message in seen.messages]
         assert started == [(b"0", 1), (b"1", 1), (b"1", 2), (b"2", 1), (b"3", 1)]
 
-    async def test_a_buried_message_lets_its_key_go_on(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_key_continues_after_its_message_is_dead_lettered(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
         await publisher.publish(topic, *(keyed("k", n) for n in range(3)))
 
         async def fails(message: Message) -> None:
@@ -110,7 +112,7 @@ class OrderingChapter(Chapter):
             await nothing_pending(broker, topic)
         assert seen.payloads == [b"0", b"1", b"2", b"3"]
 
-    async def test_recovered_entries_come_before_new_ones_also_where_there_is_no_room_for_all_of_them(
+    async def test_recovered_entries_precede_new_ones_even_without_capacity_for_all(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         """A process that died held more keys than its heir takes on probation at a time."""
@@ -128,16 +130,16 @@ class OrderingChapter(Chapter):
     ) -> None:
         """Others may own it by now: what this process took, their handlers would get after what follows."""
         certain = False
-        seen, beside = Seen(), Seen()
+        seen, companion_key = Seen(), Seen()
         options = {"group": "g", "consumer": "me", **QUICK}
         leased, other = Subscriber(broker, **options), Subscriber(broker, **options)
         leased.begin_only_until(lambda: math.inf if certain else 0.0)
         await publisher.publish(topic, *(keyed("k", n) for n in range(5)))
-        reading = [leased.consume(topic, seen), other.consume(f"{topic}-other", beside)]
+        reading = [leased.consume(topic, seen), other.consume(f"{topic}-other", companion_key)]
         tasks = [asyncio.create_task(one) for one in reading]
         for number in range(3):
             await publisher.publish(f"{topic}-other", keyed("k", number))
-            await beside.have(number + 1)
+            await companion_key.have(number + 1)
         assert (await broker.xpending(topic, "g")).count == 0, "the others are read, and this one is not"
         certain = True
         await seen.have(5)
@@ -176,7 +178,7 @@ class OrderingChapter(Chapter):
             await nothing_pending(broker, topic)
         assert seen.most == 2
 
-    async def test_a_message_whose_key_cannot_be_told_is_buried_and_in_nobodys_way(
+    async def test_message_whose_key_function_fails_is_dead_lettered(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         ordered = [keyed("k", n) for n in range(4)]
@@ -191,5 +193,5 @@ class OrderingChapter(Chapter):
             await seen.have(4)
             await nothing_pending(broker, topic)
         assert seen.payloads == [b"0", b"1", b"2", b"3"]
-        kinds = [entry.fields[b"dlq.error_type"] for entry in await broker.xrange(beside(topic, "dlq"))]
+        kinds = [entry.fields[b"dlq.error_type"] for entry in await broker.xrange(companion_key(topic, "dlq"))]
         assert sorted(kinds) == [b"KeyError", b"TypeError"]

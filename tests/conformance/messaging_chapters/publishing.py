@@ -11,12 +11,13 @@ import pytest
 from messaging_chapters.chapter import Chapter, Seen, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.context import Limits
-from millstream.broker.keys import beside
+from millstream.broker.keys import companion_key
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, InvalidArgument, PayloadTooLarge
-from millstream.messaging import Message, Publisher, PublisherClosed
+from millstream.messaging import Message, Publisher
 from millstream.messaging.codecs import codec
+from millstream.messaging.errors import PublisherClosed
 from millstream.model.policies import replicated
-from millstream.testing.faults import Fault, FaultyLink
+from millstream.testing.faults import Fault, FaultyTransport
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 
@@ -28,11 +29,29 @@ async def stored(broker: Broker, topic: str) -> list[bytes]:
 
 def faulty(broker: Broker, faults: Any) -> Broker:
     """The same streams through a link that fails as told."""
-    return Broker(FaultyLink(broker.link, faults), broker.context)
+    return Broker(FaultyTransport(broker.transport, faults), broker.context)
 
 
 def writes(request: Command | Batch) -> bool:
     return isinstance(request, Command) and request.args[0] == b"EVALSHA"
+
+
+def first_write_waits(broker: Broker) -> tuple[Broker, asyncio.Event]:
+    """The same streams through a link whose first write waits for the event, and no other does."""
+    transport = FaultyTransport(broker.transport)
+    call = transport.call
+    release = asyncio.Event()
+    writing = False
+
+    async def held_back(command: Command) -> Any:
+        nonlocal writing
+        if writes(command) and not writing:
+            writing = True
+            await release.wait()
+        return await call(command)
+
+    transport.call = held_back  # type: ignore[method-assign]
+    return Broker(transport, broker.context), release
 
 
 class PublishingChapter(Chapter):
@@ -63,6 +82,64 @@ class PublishingChapter(Chapter):
         assert await stored(broker, topic) == [b"%d" % n for n in range(500)]
         assert [entry.id for entry in await broker.xrange(topic)] == [one for (one,) in ids]
 
+    @pytest.mark.parametrize("max_buffered", [1, 10_000], ids=["waiting for capacity", "queued"])
+    async def test_every_kind_of_publish_keeps_the_order_of_the_calls(
+        self, broker: Broker, topic: str, max_buffered: int
+    ) -> None:
+        kinds: list[dict[str, Any]] = [{}, {"idempotency_key": "a"}, {"durability": "memory"}, {}]
+        kinds += [{"idempotency_key": "b", "durability": "memory"}, {"idempotency_key": "c"}, {"idempotency_key": "c"}]
+        slow, release = first_write_waits(broker)
+        async with Publisher(slow, max_buffered=max_buffered) as publisher:
+            calls = [
+                asyncio.ensure_future(publisher.publish(topic, message, **kind))
+                for message, kind in zip(numbered(len(kinds)), kinds, strict=True)
+            ]
+            await asyncio.wait(calls, timeout=0.05)  # time to overtake the first write
+            release.set()
+            ids = await asyncio.gather(*calls)
+
+        assert ids[-1] == [None]  # the second call with this key
+        assert await stored(broker, topic) == [b"%d" % at for at in range(len(kinds) - 1)]
+
+    async def test_a_delayed_publish_does_not_overtake_an_earlier_one(self, broker: Broker, topic: str) -> None:
+        slow, release = first_write_waits(broker)
+        async with Publisher(slow) as publisher:
+            calls = [asyncio.ensure_future(publisher.publish(topic, Message(b"first")))]
+            calls += [asyncio.ensure_future(publisher.publish(topic, each, delay_ms=0)) for each in numbered(12)]
+            await asyncio.wait(calls, timeout=0.05)
+            release.set()
+            await asyncio.gather(*calls)
+
+            async def all_there() -> bool:
+                return await broker.xlen(topic) == 13
+
+            await eventually(all_there)
+        assert await stored(broker, topic) == [b"first", *(b"%d" % at for at in range(12))]
+
+    async def test_keyed_publishes_travel_together(self, broker: Broker, topic: str) -> None:
+        transport = FaultyTransport(broker.transport)
+        async with Publisher(Broker(transport, broker.context)) as publisher:
+            calls = [publisher.publish(topic, each, idempotency_key=str(at)) for at, each in enumerate(numbered(100))]
+            await asyncio.gather(*calls)
+
+        assert len([request for request in transport.plan.requests if writes(request)]) <= 10
+        assert await stored(broker, topic) == [b"%d" % at for at in range(100)]
+
+    async def test_keyed_publishes_to_partitions_keep_the_order_of_the_calls(self, broker: Broker, topic: str) -> None:
+        slow, release = first_write_waits(broker)
+        keyed = [Message(b"%d" % at, {"key": f"k{at}"}) for at in range(20)]
+        async with Publisher(slow, partitions={topic: 3}) as publisher:
+            first = asyncio.ensure_future(publisher.publish(topic, *keyed, idempotency_key="first"))
+            after = [Message(b"after", {"key": f"k{at}"}) for at in range(20)]
+            second = asyncio.ensure_future(publisher.publish(topic, *after))
+            await asyncio.wait([first, second], timeout=0.05)
+            release.set()
+            await asyncio.gather(first, second)
+
+        for number in range(3):
+            payloads = await stored(broker, f"{topic}.p{number}")
+            assert payloads.index(b"after") == len(payloads) // 2
+
     async def test_five_publishers_lose_nothing(self, broker: Broker, topic: str) -> None:
         async def publish(name: int) -> None:
             async with Publisher(broker) as publisher:
@@ -83,11 +160,11 @@ class PublishingChapter(Chapter):
         assert await stored(broker, topic) == [b"%d" % n for n in range(30)]
 
     async def test_publishes_travel_together(self, broker: Broker, topic: str) -> None:
-        link = FaultyLink(broker.link)
-        async with Publisher(Broker(link, broker.context)) as publisher:
+        transport = FaultyTransport(broker.transport)
+        async with Publisher(Broker(transport, broker.context)) as publisher:
             await asyncio.gather(*(publisher.publish(topic, message) for message in numbered(100)))
 
-        assert len([request for request in link.plan.requests if writes(request)]) <= 10
+        assert len([request for request in transport.plan.requests if writes(request)]) <= 10
 
     @pytest.mark.parametrize("fault", [Fault.refused(), Fault.answer_lost()])
     async def test_a_retry_adds_nothing(self, broker: Broker, topic: str, fault: Fault) -> None:
@@ -149,7 +226,7 @@ class PublishingChapter(Chapter):
             Publisher(broker, idempotency_window_ms=29_999)
         await Publisher(broker, idempotency_window_ms=5_000, retry_ms=5_000).close()
 
-    async def test_close_waits_for_what_is_being_tried_again(self, broker: Broker, topic: str) -> None:
+    async def test_close_waits_for_retries(self, broker: Broker, topic: str) -> None:
         away = True
 
         def choose(request: Command | Batch) -> Fault | None:
@@ -170,7 +247,7 @@ class PublishingChapter(Chapter):
         await asyncio.gather(*calls)
         assert "millstream delayed publisher" not in {task.get_name() for task in asyncio.all_tasks()}
 
-    async def test_what_follows_a_failure_is_not_taken_for_it(self, broker: Broker, topic: str) -> None:
+    async def test_messages_after_a_failed_batch_are_not_taken_for_it(self, broker: Broker, topic: str) -> None:
         answers_are_lost = True
 
         def choose(request: Command | Batch) -> Fault | None:
@@ -185,7 +262,7 @@ class PublishingChapter(Chapter):
 
         assert await stored(broker, topic) == [b"perhaps", b"certainly"]
 
-    async def test_an_idempotency_key_holds_across_publishers(self, broker: Broker, topic: str) -> None:
+    async def test_idempotency_key_covers_all_publishers(self, broker: Broker, topic: str) -> None:
         async with Publisher(broker) as one, Publisher(broker) as other:
             (first,) = await one.publish(topic, Message(b"pay"), idempotency_key="order 7")
             assert await other.publish(topic, Message(b"pay"), idempotency_key="order 7") == [None]
@@ -227,7 +304,7 @@ class PublishingChapter(Chapter):
 
             await eventually(there)
 
-    async def test_a_delayed_message_comes_when_it_is_due(
+    async def test_delayed_message_is_delivered_when_it_is_due(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         began = await broker.server_time_ms()
@@ -241,7 +318,9 @@ class PublishingChapter(Chapter):
         assert await stored(broker, topic) == [b"now", b"later"]
         assert (await broker.xrange(topic))[1].id.ms >= began + 1_500
 
-    async def test_a_subscriber_moves_what_a_publisher_left_behind(self, broker: Broker, topic: str) -> None:
+    async def test_subscriber_publishes_delayed_messages_of_a_closed_publisher(
+        self, broker: Broker, topic: str
+    ) -> None:
         async with Publisher(broker) as publisher:
             await publisher.publish(topic, *numbered(3), delay_ms=200)
 
@@ -267,7 +346,7 @@ class PublishingChapter(Chapter):
             await eventually(two)
         assert await stored(broker, topic) == [b"once", b"after"]
 
-    async def test_a_key_holds_for_delayed_messages_too(self, broker: Broker, topic: str) -> None:
+    async def test_idempotency_key_covers_delayed_messages(self, broker: Broker, topic: str) -> None:
         async with Publisher(broker) as one, Publisher(broker) as other:
             for publisher in (one, other, one, other, one):  # each message is another one, with a uuid of its own
                 await publisher.publish(topic, Message(b"pay"), delay_ms=0, idempotency_key="order 7")
@@ -279,7 +358,7 @@ class PublishingChapter(Chapter):
             await eventually(last_is_there)
         assert await stored(broker, topic) == [b"pay", b"after"]
 
-    async def test_a_key_holds_between_messages_of_now_and_of_later(self, broker: Broker, topic: str) -> None:
+    async def test_idempotency_key_covers_immediate_and_delayed_messages(self, broker: Broker, topic: str) -> None:
         async with Publisher(broker) as publisher:
             await publisher.publish(topic, Message(b"a"), idempotency_key="now first")
             await publisher.publish(topic, Message(b"b"), delay_ms=0, idempotency_key="now first")
@@ -299,21 +378,21 @@ class PublishingChapter(Chapter):
             await publisher.publish(topic, Message(b"later"), delay_ms=hour, idempotency_key="k")
 
         for suffix in ("seen.a", "seen.t"):
-            left = await broker.ttl_ms(beside(topic, suffix))
+            left = await broker.ttl_ms(companion_key(topic, suffix))
             assert left is not None
             assert left > day + hour
 
     async def test_publish_waits_when_too_much_is_buffered(self, broker: Broker, topic: str) -> None:
         release = asyncio.Event()
-        link = FaultyLink(broker.link)
-        call = link.call
+        transport = FaultyTransport(broker.transport)
+        call = transport.call
 
         async def held_back(command: Command) -> Any:
             await release.wait()
             return await call(command)
 
-        link.call = held_back  # type: ignore[method-assign]
-        publisher = Publisher(Broker(link, broker.context), max_buffered=10, max_batch=5)
+        transport.call = held_back  # type: ignore[method-assign]
+        publisher = Publisher(Broker(transport, broker.context), max_buffered=10, max_batch=5)
         tasks = [asyncio.create_task(publisher.publish(topic, message)) for message in numbered(40)]
         await asyncio.wait(tasks, timeout=0.05)
         assert publisher.buffered <= 10
@@ -323,7 +402,7 @@ class PublishingChapter(Chapter):
         await publisher.close()
         assert await stored(broker, topic) == [b"%d" % n for n in range(40)]
 
-    async def test_close_sends_what_is_buffered_and_takes_no_more(self, broker: Broker, topic: str) -> None:
+    async def test_close_sends_buffered_messages_and_accepts_no_more(self, broker: Broker, topic: str) -> None:
         publisher = Publisher(broker)
         tasks = [asyncio.create_task(publisher.publish(topic, message)) for message in numbered(50)]
         await asyncio.sleep(0)
@@ -335,7 +414,9 @@ class PublishingChapter(Chapter):
         with pytest.raises(PublisherClosed):
             await publisher.publish(topic, Message(b"late"))
 
-    async def test_a_cancelled_publish_disturbs_nobody(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_cancelled_publish_does_not_affect_other_calls(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
         tasks = [asyncio.create_task(publisher.publish(topic, message)) for message in numbered(10)]
         await asyncio.sleep(0)
         tasks[4].cancel()
@@ -347,14 +428,14 @@ class PublishingChapter(Chapter):
 
     async def test_a_publisher_whose_loop_ends_can_be_closed(self, broker: Broker, topic: str) -> None:
         """asyncio.run cancels all tasks at its end, the publisher's own too. It must not wait for what nobody sends."""
-        link = FaultyLink(broker.link)
-        call = link.call
+        transport = FaultyTransport(broker.transport)
+        call = transport.call
 
         async def never(command: Command) -> Any:
             await asyncio.Event().wait()
 
-        link.call = never  # type: ignore[method-assign]  # this is what the broker calls
-        publisher = Publisher(Broker(link, broker.context), max_buffered=5, max_batch=2)
+        transport.call = never  # type: ignore[method-assign]  # this is what the broker calls
+        publisher = Publisher(Broker(transport, broker.context), max_buffered=5, max_batch=2)
         tasks = [asyncio.create_task(publisher.publish(topic, message)) for message in numbered(5)]
         tasks += [asyncio.create_task(publisher.publish(topic, *numbered(6)))]
         await eventually(lambda: publisher.buffered == 5 and publisher.waiting == 1)
@@ -363,7 +444,7 @@ class PublishingChapter(Chapter):
                 task.cancel()
         await asyncio.wait(tasks)
         assert publisher.buffered == 0
-        link.call = call  # type: ignore[method-assign]
+        transport.call = call  # type: ignore[method-assign]
         await publisher.publish(topic, Message(b"in the next loop"))
         await asyncio.wait_for(publisher.close(), 60)
         assert (await stored(broker, topic))[-1] == b"in the next loop"
@@ -382,7 +463,7 @@ class PublishingChapter(Chapter):
         assert await stored(broker, topic) == [b"in the next loop"]
 
     async def test_a_message_that_is_too_large_is_its_own_error(self, broker: Broker, topic: str) -> None:
-        small = Broker(broker.link, type(broker.context)(limits=Limits(max_entry_bytes=1000)))
+        small = Broker(broker.transport, type(broker.context)(limits=Limits(max_entry_bytes=1000)))
         async with Publisher(small) as publisher:
             good, bad = await asyncio.gather(
                 publisher.publish(topic, Message(b"small")),

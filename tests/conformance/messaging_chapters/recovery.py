@@ -1,10 +1,12 @@
-"""Recovery: what dead consumers left behind is found, always, and handled with care."""
+"""Recovery: entries of dead consumers are claimed, and possible poison messages are isolated."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from typing import Any
+
+import pytest
 
 from messaging_chapters.chapter import (
     QUICK,
@@ -16,12 +18,13 @@ from messaging_chapters.chapter import (
     running,
 )
 from millstream.broker.broker import Broker
-from millstream.broker.keys import beside
-from millstream.broker.steps.script import script
-from millstream.errors import OutOfMemory
+from millstream.broker.keys import companion_key
+from millstream.broker.scripts import recovery
+from millstream.broker.scripts.script import script
+from millstream.errors import NoSuchGroup, OutOfMemory
 from millstream.messaging import Message, Publisher, Subscriber
-from millstream.messaging.subscriber.topic import MAX_SCAN
-from millstream.testing.faults import Fault, FaultyLink
+from millstream.messaging.consumer.claims import MAX_SCAN
+from millstream.testing.faults import Fault, FaultyTransport
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 
@@ -35,12 +38,16 @@ async def abandon(broker: Broker, topic: str, consumer: str, *, count: int, time
     return ids
 
 
+async def _pending_ids(broker: Broker, topic: str, expected: list[Any]) -> bool:
+    return [one.id for one in await broker.xpending_range(topic, "g")] == expected
+
+
 def reads(request: Command | Batch) -> bool:
     return isinstance(request, Command) and request.args[0] == b"XREADGROUP"
 
 
 class RecoveryChapter(Chapter):
-    async def test_entries_of_a_dead_consumer_are_taken_over(
+    async def test_entries_of_a_dead_consumer_are_claimed(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(5))
@@ -52,12 +59,32 @@ class RecoveryChapter(Chapter):
         assert sorted(seen.payloads) == [b"%d" % n for n in range(5)]
         assert {message.times_delivered for message in seen.messages} == {2}
 
-    async def test_what_a_sweep_and_a_read_bring_together_starts_no_more_handlers_than_may_run(
+    async def test_released_entries_of_a_dead_consumer_are_claimed_before_their_idle_time(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """New messages come in the moment in which the first abandoned ones have: the read that waits for them asked
-        before. What is held beyond the bound is no more than that read may bring, and waits."""
-        at_a_time, count = 20, 10
+        """An hour of idle time would have to pass; entries of the living consumer stay with it."""
+        await publisher.publish(topic, *numbered(7))
+        await broker.create_group(topic, "g", start="0")
+        await broker.xreadgroup(topic, "g", "dead", count=5)
+        held = [delivery.id for delivery in await broker.xreadgroup(topic, "g", "alive", count=2)]
+        assert await broker.run(recovery.release, topic, "g", "dead", page=2) == 5
+        assert await broker.run(recovery.release, topic, "g", "unknown") == 0
+        seen = Seen()
+        async with running(broker, topic, seen, claim_min_idle_ms=3_600_000):
+            await seen.have(5)
+            await eventually(lambda: _pending_ids(broker, topic, held))
+        assert sorted(seen.payloads) == [b"%d" % n for n in range(5)]
+        assert {message.times_delivered for message in seen.messages} == {2}, "the delivery count was kept"
+
+    async def test_release_without_a_group_raises(self, broker: Broker, topic: str) -> None:
+        with pytest.raises(NoSuchGroup):
+            await broker.run(recovery.release, topic, "g", "dead")
+
+    @pytest.mark.parametrize(("at_a_time", "count"), [(20, 10), (20, 50), (2, 50), (1, 1)])
+    async def test_a_claim_and_a_read_together_never_exceed_max_in_flight(
+        self, broker: Broker, publisher: Publisher, topic: str, at_a_time: int, count: int
+    ) -> None:
+        """New messages come in the moment in which the first abandoned ones have: the blocking read asked before."""
         await publisher.publish(topic, *numbered(100))
         await abandon(broker, topic, "dead", count=100, times=0)  # as handed back: nothing keeps them from starting
         go_on = asyncio.Event()
@@ -78,7 +105,7 @@ class RecoveryChapter(Chapter):
             await publisher.publish(topic, *numbered(100, 100))
             await eventually(lambda: seen.under_way >= at_a_time, what="as many as may run", timeout_s=60)
             for _ in range(30):
-                assert await held() <= at_a_time + count
+                assert await held() <= at_a_time
                 await asyncio.sleep(0.01)
             go_on.set()
             await seen.have(200, timeout_s=120)
@@ -136,7 +163,7 @@ class RecoveryChapter(Chapter):
                 return Fault.answer_lost() if len(lost) in (1, 3) else None
             return None
 
-        cut = Broker(FaultyLink(broker.link, third_read), broker.context)
+        cut = Broker(FaultyTransport(broker.transport, third_read), broker.context)
         seen = Seen()
         async with running(cut, topic, seen, count=10, claim_min_idle_ms=3_600_000):
             await seen.have(30)
@@ -153,7 +180,7 @@ class RecoveryChapter(Chapter):
             settles = isinstance(request, Command) and request.args[0] == b"EVALSHA" and b"ack" in request.args
             return Fault.refused() if settles and away else None
 
-        flaky = Broker(FaultyLink(broker.link, scripts_fail), broker.context)
+        flaky = Broker(FaultyTransport(broker.transport, scripts_fail), broker.context)
         seen = Seen()
         async with running(flaky, topic, seen):
             await seen.have(20)
@@ -162,14 +189,14 @@ class RecoveryChapter(Chapter):
             await nothing_pending(broker, topic)
         assert len(seen.messages) == 20
 
-    async def test_a_burial_that_must_wait_holds_nobody_up(
+    async def test_dead_letter_that_is_refused_does_not_delay_other_outcomes(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(30))
         full = True
 
         def refuses(request: Command | Batch) -> Fault | None:
-            buries = isinstance(request, Command) and script("settle_bury").sha in request.args
+            buries = isinstance(request, Command) and script("settle_dead_letter").sha in request.args
             return Fault(before=OutOfMemory("OOM planted")) if buries and full else None
 
         async def rejects(message: Message) -> None:
@@ -180,33 +207,36 @@ class RecoveryChapter(Chapter):
             return (await broker.xpending(topic, "g")).count == 1
 
         seen = Seen(rejects)
-        async with running(Broker(FaultyLink(broker.link, refuses), broker.context), topic, seen):
+        async with running(Broker(FaultyTransport(broker.transport, refuses), broker.context), topic, seen):
             await seen.have(30)
             await eventually(one_left)
             full = False
             await nothing_pending(broker, topic)
-        assert await broker.xlen(beside(topic, "dlq")) == 1
+        assert await broker.xlen(companion_key(topic, "dlq")) == 1
 
-    async def test_after_a_crash_entries_are_handled_one_at_a_time(
-        self, broker: Broker, publisher: Publisher, topic: str
+    @pytest.mark.parametrize(("times", "at_a_time"), [(1, 30), (2, 1)])
+    async def test_entries_that_were_redelivered_before_a_crash_run_one_at_a_time(
+        self, broker: Broker, publisher: Publisher, topic: str, times: int, at_a_time: int
     ) -> None:
+        """The others were in flight in one crash: they run in parallel once more, counted before they start."""
         await publisher.publish(topic, *numbered(30))
-        await abandon(broker, topic, "dead", count=30)
+        await abandon(broker, topic, "dead", count=30, times=times)
 
         async def wait(message: Message) -> None:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001 if at_a_time == 1 else 0.1)
 
         seen = Seen(wait)
         async with running(broker, topic, seen):
             await seen.have(30)
             await nothing_pending(broker, topic)
-        assert seen.most == 1
+        assert seen.most == at_a_time
+        assert {message.times_delivered for message in seen.messages} == {times + 1}
 
-    async def test_a_suspect_is_charged_before_it_starts_and_others_are_not(
+    async def test_an_isolated_entry_is_counted_before_it_starts_and_others_are_not(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(10))
-        ids = await abandon(broker, topic, "dead", count=10)
+        ids = await abandon(broker, topic, "dead", count=10, times=2)
         counts: list[dict[Any, int]] = []
 
         async def look(message: Message) -> None:
@@ -216,7 +246,7 @@ class RecoveryChapter(Chapter):
             await eventually(lambda: len(counts) == 10)
             await nothing_pending(broker, topic)
         for at, (entry_id, seen) in enumerate(zip(ids, counts, strict=True)):
-            assert seen == {entry_id: 2, **dict.fromkeys(ids[at + 1 :], 1)}
+            assert seen == {entry_id: 3, **dict.fromkeys(ids[at + 1 :], 2)}
 
     async def test_those_with_fewer_starts_go_first(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(6))
@@ -228,7 +258,7 @@ class RecoveryChapter(Chapter):
         assert seen.payloads[-2:] == [b"0", b"1"] or seen.payloads[0] == b"0"
         assert seen.payloads[1:5] == [b"2", b"3", b"4", b"5"] or seen.payloads[:4] == [b"2", b"3", b"4", b"5"]
 
-    async def test_what_killed_too_many_is_buried_without_another_start(
+    async def test_message_that_killed_max_deliveries_processes_is_dead_lettered(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(3))
@@ -239,7 +269,7 @@ class RecoveryChapter(Chapter):
             await seen.have(2)
             await nothing_pending(broker, topic)
         assert seen.payloads == [b"1", b"2"]
-        (letter,) = await broker.xrange(beside(topic, "dlq"))
+        (letter,) = await broker.xrange(companion_key(topic, "dlq"))
         assert letter.fields[b"dlq.deliveries"] == b"5"
         assert letter.fields[b"dlq.error_type"].endswith(b"DeliveriesExhausted")
 
@@ -252,7 +282,7 @@ class RecoveryChapter(Chapter):
             return Fault(delay_s=3600) if reads(request) and hang else None
 
         told = Told()
-        stuck = told.beside(broker, FaultyLink(broker.link, hangs))
+        stuck = told.beside(broker, FaultyTransport(broker.transport, hangs))
         seen = Seen()
         async with running(stuck, topic, seen, grace_ms=100) as subscriber:
             await eventually(lambda: "messaging.reader_stalled" in told)
@@ -262,7 +292,7 @@ class RecoveryChapter(Chapter):
             await seen.have(1)
             await eventually(lambda: subscriber.ready)
 
-    async def test_dead_consumers_are_removed_when_they_hold_nothing(
+    async def test_dead_consumers_without_pending_entries_are_removed(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))
@@ -285,11 +315,11 @@ class RecoveryChapter(Chapter):
             assert await names() == {"holds one", "me"}
         assert seen.messages == []
 
-    async def test_closing_while_recovering_gives_everything_back(
+    async def test_closing_during_recovery_returns_all_entries(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(20))
-        await abandon(broker, topic, "dead", count=20)
+        await abandon(broker, topic, "dead", count=20, times=2)
         subscriber = Subscriber(broker, group="g", consumer="me", **QUICK)
         started = asyncio.Event()
 
@@ -304,5 +334,5 @@ class RecoveryChapter(Chapter):
 
         pending = await broker.xpending_range(topic, "g")
         assert len(pending) == 20
-        assert sorted(one.times_delivered for one in pending) == [1] * 19 + [2]
+        assert sorted(one.times_delivered for one in pending) == [2] * 19 + [3]
         assert all(one.idle_ms > 3_600_000 for one in pending if one.consumer == "me")

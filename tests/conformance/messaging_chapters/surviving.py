@@ -1,4 +1,4 @@
-"""Surviving: a part of the subscriber that meets what nobody foresaw is told about, and begins again."""
+"""Surviving: a part of the subscriber that fails with an unexpected error is reported and restarted."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from messaging_chapters.chapter import (
     running,
 )
 from millstream.broker.broker import Broker
-from millstream.broker.steps.script import script
+from millstream.broker.scripts.script import script
 from millstream.errors import WrongKeyType
 from millstream.messaging import Message, Publisher, Router
-from millstream.messaging.subscriber import Subscriber
-from millstream.testing.faults import Fault, FaultyLink
+from millstream.messaging.consumer import Subscriber
+from millstream.testing.faults import Fault, FaultyTransport
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 
@@ -44,7 +44,7 @@ def words_of(request: Command | Batch) -> list[bytes]:
 
 class SurvivingChapter(Chapter):
     @pytest.mark.parametrize("where", STRIKES)
-    async def test_a_part_that_meets_what_nobody_foresaw_is_told_about_and_begins_again(
+    async def test_part_that_fails_with_an_unexpected_error_is_reported_and_restarted(
         self, broker: Broker, publisher: Publisher, topic: str, where: str
     ) -> None:
         struck: list[Command | Batch] = []
@@ -56,7 +56,7 @@ class SurvivingChapter(Chapter):
             return None
 
         told = Told()
-        observed = told.beside(broker, FaultyLink(broker.link, strike))
+        observed = told.beside(broker, FaultyTransport(broker.transport, strike))
         await publisher.publish(topic, *numbered(20))
 
         async def fails_once(message: Message) -> None:
@@ -74,7 +74,7 @@ class SurvivingChapter(Chapter):
             await eventually(lambda: subscriber.ready, what="it to be ready")
         assert any(UNFORESEEN in str(facts.get("error")) for _, facts in told.facts)
 
-    async def test_signs_of_life_go_on_after_what_nobody_foresaw(
+    async def test_heartbeats_continue_after_an_unexpected_error(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         """Or else others would take over what a handler is still at work on."""
@@ -93,7 +93,7 @@ class SurvivingChapter(Chapter):
         told = Told()
         seen = Seen(outlasts_three_strikes)
         await publish_one(publisher, topic, b"long")
-        struck = told.beside(broker, FaultyLink(broker.link, strike))
+        struck = told.beside(broker, FaultyTransport(broker.transport, strike))
         async with running(struck, topic, seen, claim_min_idle_ms=3_000) as subscriber:
             await seen.have(1)
             await nothing_pending(broker, topic)
@@ -101,7 +101,7 @@ class SurvivingChapter(Chapter):
         assert seen.payloads == [b"long"], "it was not taken over meanwhile"
         assert any(UNFORESEEN in str(facts.get("error")) for _, facts in told.facts)
 
-    async def test_a_router_outlives_what_nobody_foresaw_even_before_its_first_read(
+    async def test_router_survives_an_unexpected_error_before_its_first_read(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         strikes = iter(range(3))
@@ -110,8 +110,8 @@ class SurvivingChapter(Chapter):
         def strike(_: Command | Batch) -> Fault | None:
             return None if next(strikes, None) is None else Fault(before=AttributeError(UNFORESEEN))
 
-        link = FaultyLink(broker.link, strike)
-        router = Router(told.beside(broker, link), **QUICK)
+        transport = FaultyTransport(broker.transport, strike)
+        router = Router(told.beside(broker, transport), **QUICK)
         seen = Seen()
         router.add(seen, topic, group="g")
         running_router = asyncio.create_task(router.run(handle_signals=False))
@@ -124,7 +124,7 @@ class SurvivingChapter(Chapter):
             await running_router
         assert "messaging.part_restarted" in told
 
-    async def test_what_cannot_pass_ends_it_and_is_told(self, broker: Broker, topic: str) -> None:
+    async def test_permanent_error_ends_the_part_and_is_reported(self, broker: Broker, topic: str) -> None:
         told = Told()
         await broker.set(topic, "no stream")
         subscriber = Subscriber(told.beside(broker), **{"group": "g", **QUICK})

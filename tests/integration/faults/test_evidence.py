@@ -1,7 +1,8 @@
-"""Success is concluded from evidence for these very rows: never from a position, a count, or the lack of an error.
+"""Success is concluded from evidence for the very rows of a call, never from a position, a count or the lack of an
+error.
 
-The server stores what it is given and the answer is lost; or the caller is cancelled, at any step. Whoever comes next
-must be stored for itself, and whoever gives the same rows again must find them stored once.
+The server stores the rows and its reply is lost, or the caller is cancelled at any step. The next caller's rows must be
+stored, and rows that are repeated must be stored once.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from millstream.messaging import DeadLetters, Message
 from millstream.messaging.codecs import codec
 from millstream.testing import DeliveryLedger, eventually
 from millstream.testing.answering import ANSWER_LOST, ProxyAnswer, Request, pass_on, refusal
-from proxied import AnsweringProxies, Servers
+from support.proxied import AnsweringProxies, Servers
 
 SCRIPTS = frozenset({b"EVALSHA", b"EVAL"})
 
 
 def lose_answers(request: Request) -> ProxyAnswer | None:
-    """Everything is executed, and nobody hears of it."""
+    """Every command is executed, and its reply is lost."""
     return ANSWER_LOST if request.name in SCRIPTS else None
 
 
@@ -36,7 +37,7 @@ async def payloads(servers: Servers, stream: str) -> dict[str, object]:
     return found
 
 
-async def test_a_batch_that_was_given_up_is_not_taken_for_the_next_one(servers: Servers) -> None:
+async def test_abandoned_batch_is_not_mistaken_for_the_next_one(servers: Servers) -> None:
     with AnsweringProxies(servers) as proxy:
         async with open_broker(proxy.url, deadline_ms=1) as broker, Publisher(broker, retry_ms=1) as publisher:
             await publisher.publish("orders", Message(b"first"))
@@ -45,13 +46,13 @@ async def test_a_batch_that_was_given_up_is_not_taken_for_the_next_one(servers: 
                 with pytest.raises(BrokerUnavailable):
                     await publisher.publish("orders", Message(b"given up %d" % number))
                 proxy.choose = pass_on
-                (told,) = await publisher.publish("orders", Message(b"next %d" % number))
+                (replied,) = await publisher.publish("orders", Message(b"next %d" % number))
                 there = await payloads(servers, "orders")
-                assert there[f"next {number}"] == told
-                assert f"given up {number}" in there, "it was stored, and nobody was told: that is what this is about"
+                assert there[f"next {number}"] == replied
+                assert f"given up {number}" in there, "it was stored although its caller received no reply"
 
 
-async def test_what_is_published_again_after_a_lost_answer_is_stored_once_and_known_by_its_id(
+async def test_publish_repeated_after_a_lost_reply_is_stored_once(
     servers: Servers,
 ) -> None:
     with AnsweringProxies(servers) as proxy:
@@ -73,7 +74,7 @@ async def test_what_is_published_again_after_a_lost_answer_is_stored_once_and_kn
     assert ids == [there[str(n)] for n in range(5)]
 
 
-async def test_a_publisher_that_bears_the_name_of_another_is_never_told_that_its_message_is_stored(
+async def test_publisher_with_a_used_id_gets_no_false_confirmation(
     servers: Servers,
 ) -> None:
     """As a machine does that was copied while it ran. Its marker stands where it should, and tells of other rows."""
@@ -83,13 +84,13 @@ async def test_a_publisher_that_bears_the_name_of_another_is_never_told_that_its
         try:
             await other.publish("orders", Message(b"another"))
         except MillstreamError:
-            told = False
+            replied = False
         else:
-            told = True
-        assert ("another" in await payloads(servers, "orders")) is told
+            replied = True
+        assert ("another" in await payloads(servers, "orders")) is replied
 
 
-async def test_a_replay_that_is_broken_off_at_any_command_loses_no_letter(servers: Servers) -> None:
+async def test_replay_interrupted_at_any_command_loses_no_dead_letter(servers: Servers) -> None:
     """A letter is in one of the two streams at every moment, and after another replay it is back, once."""
     async with open_broker(servers.url) as direct:
         for number in range(8):
@@ -116,7 +117,7 @@ class RefuseOne:
         self._left = number
 
     def __call__(self, request: Request) -> ProxyAnswer | None:
-        if request.opening or not request.words:
+        if request.opening or not request.args:
             return None
         self._left -= 1
         return refusal("NOPERM planted") if self._left == -1 else None
@@ -141,7 +142,7 @@ async def bury(broker: Broker, stream: str) -> None:
     await running
 
 
-async def test_rows_that_are_given_again_after_a_cancelled_call_are_there_once(servers: Servers) -> None:
+async def test_rows_repeated_after_a_cancelled_call_are_stored_once(servers: Servers) -> None:
     """Cancelled at every step of the way, before the server has them and after."""
     chance = random.Random(7)
     given = 0
@@ -164,18 +165,18 @@ async def test_rows_that_are_given_again_after_a_cancelled_call_are_there_once(s
         assert [int(entry.fields[b"n"]) for entry in await broker.xrange("rows")] == list(range(given))
 
 
-async def test_callers_that_are_cancelled_harm_nobody_else(servers: Servers) -> None:
-    """Answers are lost, and every other caller gives up: what the rest were told is there, once, under that id."""
+async def test_cancelled_callers_do_not_affect_others(servers: Servers) -> None:
+    """Answers are lost, and every other caller gives up: what the others received is stored, once, under that id."""
     chance = random.Random(11)
     ledger = DeliveryLedger()
-    told: dict[str, object] = {}
+    replied: dict[str, object] = {}
 
     def lose_some(request: Request) -> ProxyAnswer | None:
         return ANSWER_LOST if request.name in SCRIPTS and chance.random() < 0.1 else None
 
     async def publish(publisher: Publisher, token: str) -> None:
         ledger.sending(token)
-        (told[token],) = await publisher.publish("orders", Message(token.encode()))
+        (replied[token],) = await publisher.publish("orders", Message(token.encode()))
         ledger.confirmed(token)
 
     with AnsweringProxies(servers, lose_some) as proxy:
@@ -190,17 +191,19 @@ async def test_callers_that_are_cancelled_harm_nobody_else(servers: Servers) -> 
     balance = ledger.balance(list(there))
     assert balance.exactly_once, str(balance)
     assert balance.confirmed >= 300
-    assert {token: there[token] for token, one in told.items() if one} == {t: one for t, one in told.items() if one}
+    assert {token: there[token] for token, one in replied.items() if one} == {
+        t: one for t, one in replied.items() if one
+    }
 
 
-async def test_a_link_is_in_order_after_calls_that_were_cancelled_while_answers_are_lost(
+async def test_transport_is_usable_after_cancelled_calls_with_lost_replies(
     servers: Servers,
 ) -> None:
-    """No answer of one call reaches another, whoever was cancelled before it, waiting or not."""
+    """No reply of one call reaches another call, also after cancellations."""
     chance = random.Random(13)
 
     def lose_some(request: Request) -> ProxyAnswer | None:
-        return ANSWER_LOST if not request.opening and request.words and chance.random() < 0.02 else None
+        return ANSWER_LOST if not request.opening and request.args and chance.random() < 0.02 else None
 
     async with open_broker(servers.url) as direct:
         await direct.create_group("waited", "g", start="$")
@@ -225,14 +228,14 @@ async def test_a_link_is_in_order_after_calls_that_were_cancelled_while_answers_
                     assert result is None or isinstance(result, (asyncio.CancelledError, MillstreamError)), result
 
 
-def test_a_thread_that_is_interrupted_leaves_a_blocking_link_in_order(servers: Servers) -> None:
+def test_interrupted_thread_leaves_the_blocking_transport_usable(servers: Servers) -> None:
     """An answer that was lost ends its connection: the next call gets its own answer."""
     count = 0
 
     def lose_every_third(request: Request) -> ProxyAnswer | None:
         nonlocal count
-        count += not request.opening and bool(request.words)
-        return ANSWER_LOST if not request.opening and request.words and count % 3 == 0 else None
+        count += not request.opening and bool(request.args)
+        return ANSWER_LOST if not request.opening and request.args and count % 3 == 0 else None
 
     with AnsweringProxies(servers, lose_every_third) as proxy, open_blocking_broker(proxy.url) as broker:
         for number in range(60):

@@ -1,7 +1,7 @@
-"""The links are held to the table of faults: every error, in every phase, over the link for loops and that for threads.
+"""The fault table holds for every error, in every phase of a call, over the async and the blocking transport.
 
-A real redis-server, or a cluster of three, and before it a proxy that answers for it as often as a cell asks. What the
-caller hears is compared with the table, and what the stream holds with what the caller heard.
+A proxy in front of a real redis-server, or of a cluster of three, injects the error. The raised error is compared with
+the table, and the content of the stream with what the caller was told to expect.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from fault_table import TABLE, FaultRow, Follows, Phase, markdown
 from millstream import BlockingBroker, Broker, open_blocking_broker, open_broker
 from millstream.errors import MillstreamError
 from millstream.testing import eventually
 from millstream.testing.answering import ANSWER_LOST, ProxyAnswer, Request, pass_on, refusal
-from proxied import AnsweringProxies, Servers, each
+from support.fault_table import TABLE, FaultRow, Follows, Phase, markdown
+from support.proxied import AnsweringProxies, Servers, each
 
 PAGE = Path(__file__).parents[3] / "docs" / "operate" / "faults.md"
 STREAM = "orders"
@@ -76,22 +76,22 @@ class Refusing:
             return self._answer
 
     def _starts_again(self, request: Request) -> bool:
-        return b"2" in request.words
+        return b"2" in request.args
 
     def _meant(self, request: Request) -> bool:
         if self._phase is Phase.CONNECTING:
-            return request.opening and bool(request.words) == (self._fault.name != "max clients")
-        if request.opening or not request.words:
+            return request.opening and bool(request.args) == (self._fault.name != "max clients")
+        if request.opening or not request.args:
             return False
         if self._phase is Phase.BLOCKED:
             return request.blocks
         if self._phase is Phase.TRANSACTION:
             at_the_end = self._fault.name.startswith("EXECABORT") or not self._fault.text
-            return request.in_transaction and (request.name == b"EXEC" if at_the_end else b"2" in request.words)
+            return request.in_transaction and (request.name == b"EXEC" if at_the_end else b"2" in request.args)
         if self._fault.name == "NOSCRIPT":
             return request.name == b"EVALSHA"
         if self._phase is Phase.BATCH:
-            return request.name == b"XADD" and request.words[-1] in (b"2", b"3", b"4")
+            return request.name == b"XADD" and request.args[-1] in (b"2", b"3", b"4")
         return request.name == b"XADD"
 
 
@@ -163,7 +163,7 @@ async def stored(servers: Servers) -> list[bytes]:
 async def outcome(
     servers: Servers, fault: FaultRow, phase: Phase, broker: Broker | BlockingBroker, refusing: Refusing, begin: Any
 ) -> Any:
-    """What the operation answered, or what it raised. Whoever waits for an entry gets one when it waits."""
+    """What the operation answered, or what it raised. A blocked reader gets an entry while it waits."""
     asking = Asking(fault, phase)
     await asking.first(broker)
     begin()
@@ -185,7 +185,7 @@ async def outcome(
 
 
 @pytest.mark.parametrize(("servers", "fault", "phase"), CELLS, indirect=["servers"])
-async def test_what_follows_is_what_the_table_says(
+async def test_faults_have_the_documented_consequences(
     servers: Servers, opened: Callable[..., Broker | BlockingBroker], fault: FaultRow, phase: Phase
 ) -> None:
     follows = fault.follows(phase)
@@ -224,7 +224,7 @@ PASSING = [pytest.param(fault, id=fault.name) for fault in TABLE if fault.comman
 
 
 @pytest.mark.parametrize("fault", PASSING)
-async def test_what_does_not_pass_before_the_deadline_is_raised_and_may_be_retried(
+async def test_transient_error_beyond_the_deadline_is_raised_as_retryable(
     servers: Servers, opened: Callable[..., Broker | BlockingBroker], fault: FaultRow
 ) -> None:
     with AnsweringProxies(servers) as proxy:
@@ -238,7 +238,7 @@ async def test_what_does_not_pass_before_the_deadline_is_raised_and_may_be_retri
     assert await stored(servers) == []
 
 
-async def test_a_redirection_that_never_ends_may_be_retried(
+async def test_endless_redirection_is_retryable(
     servers: Servers, opened: Callable[..., Broker | BlockingBroker]
 ) -> None:
     """A cluster that is being rearranged for longer than a deadline is no reason to give a message up."""
@@ -254,7 +254,7 @@ async def test_a_redirection_that_never_ends_may_be_retried(
     assert await stored(servers) == []
 
 
-async def test_a_login_that_is_refused_is_fatal_and_one_that_is_delayed_is_not(
+async def test_refused_login_is_permanent_and_delayed_login_is_transient(
     servers: Servers, opened: Callable[..., Broker | BlockingBroker]
 ) -> None:
     """With a password the first word is AUTH: it meets the same faults."""
@@ -286,5 +286,5 @@ async def test_a_login_that_is_refused_is_fatal_and_one_that_is_delayed_is_not(
             assert refusing.refused == TWICE, fault.name
 
 
-def test_the_page_shows_the_table() -> None:
-    assert markdown() in PAGE.read_text(), "put the output of `python tests/fault_table.py` into the page"
+def test_page_contains_the_fault_table() -> None:
+    assert markdown() in PAGE.read_text(), "put the output of `python tests/support/fault_table.py` into the page"

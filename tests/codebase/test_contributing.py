@@ -1,6 +1,6 @@
-"""CONTRIBUTING's table is true: each change is made in a copy of the house, in those files alone, and then it works.
+"""Makes each change of CONTRIBUTING's table in a copy of the repository, in the listed files only, and runs it.
 
-A sink and a source are made in ``test_parts_of_pipelines.py``.
+``test_parts_of_pipelines.py`` adds a sink and a source.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def getrev(session: Session, args: Sequence[bytes]) -> Reply:
     return None if value is None else value[::-1]
 """
 
-SCRIPT = """-- KEYS stream. ARGV how many at most. Answers with the newest ids, the oldest of them first.
+SCRIPT = """-- KEYS stream. ARGV maximum number of ids. Returns the newest ids, oldest first.
 local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', ARGV[1])
-local answer = {}
+local ids = {}
 for at = #newest, 1, -1 do
-  answer[#answer + 1] = newest[at][1]
+  ids[#ids + 1] = newest[at][1]
 end
-return answer
+return ids
 """
 
-TWIN = '''
-"""The twin of the script in this folder."""
+EMULATION = '''
+"""The emulation of the script in this folder."""
 
-from millstream.engine import Call
+from millstream.engine.commands.transactions import Call
 from millstream.wire import Reply
 
 
@@ -50,19 +50,19 @@ CALL = '''
 """newest_ids: the last entries of a stream, by their ids."""
 
 from millstream.broker.context import Context
-from millstream.broker.operations.conversion import Name, entry_id, name_word
-from millstream.broker.steps.script import run_script, script
+from millstream.broker.operations.conversion import Name, entry_id, name_arg
+from millstream.broker.scripts.script import run_script, script
 from millstream.model import EntryId
-from millstream.wire import Conversation
+from millstream.wire import Operation
 
 
-def newest_ids(context: Context, stream: Name, count: int) -> Conversation[list[EntryId]]:
-    reply = yield from run_script(script("newest_ids"), [name_word(stream, "stream")], [b"%d" % count], repeatable=True)
+def newest_ids(context: Context, stream: Name, count: int) -> Operation[list[EntryId]]:
+    reply = yield from run_script(script("newest_ids"), [name_arg(stream, "stream")], [b"%d" % count], repeatable=True)
     return [entry_id(raw) for raw in reply]
 '''
 
 MIDDLEWARE = '''
-"""Counts what passes."""
+"""Counts messages."""
 
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
@@ -79,7 +79,7 @@ def tally(passed: list[str]) -> Middleware:
     return middleware
 '''
 
-TYPED = '''
+GREET = '''
 """``millstream greet``: says hello."""
 
 import typer
@@ -90,44 +90,44 @@ def command(name: str) -> None:
 '''
 
 
-class House:
-    """A copy of the product, to be changed."""
+class Copy:
+    """A copy of the source tree that a test changes."""
 
     def __init__(self, root: Path) -> None:
         shutil.copytree(SOURCE, root / "src", ignore=shutil.ignore_patterns("__pycache__"))
         self._source = root / "src"
-        self._rooms = self._source / "millstream"
+        self._package = self._source / "millstream"
 
     def add(self, path: str, text: str) -> None:
-        at = self._rooms / path
-        assert not at.exists()
-        at.parent.mkdir(exist_ok=True)
-        at.write_text(text.lstrip("\n"))
+        file = self._package / path
+        assert not file.exists()
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text.lstrip("\n"))
 
     def add_line(self, path: str, after: str, line: str) -> None:
-        at = self._rooms / path
-        before = at.read_text()
+        file = self._package / path
+        before = file.read_text()
         assert before.count(after) == 1
-        at.write_text(before.replace(after, after + line))
+        file.write_text(before.replace(after, after + line))
 
-    def run(self, *words: str) -> str:
-        """What Python prints, with this house as its millstream."""
+    def run(self, *args: str) -> str:
+        """Runs Python on the copy, and returns what it prints."""
         environment = {**os.environ, "PYTHONPATH": str(self._source), "COLUMNS": "80"}
         done = subprocess.run(
-            [sys.executable, *words], env=environment, capture_output=True, text=True, check=False, timeout=60
+            [sys.executable, *args], env=environment, capture_output=True, text=True, check=False, timeout=60
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def copy(tmp_path: Path) -> Copy:
+    return Copy(tmp_path)
 
 
-def test_a_redis_command_is_one_function_in_its_family(house: House) -> None:
-    house.add_line("engine/commands/strings.py", "    return old if options.get else OK\n", COMMAND)
-    asked = """
+def test_a_redis_command_is_one_function_in_its_family(copy: Copy) -> None:
+    copy.add_line("engine/commands/strings.py", "    return old if options.get else OK\n", COMMAND)
+    program = """
 from millstream.broker.embedded import Embedded
 embedded = Embedded()
 session = embedded.session()
@@ -135,39 +135,39 @@ embedded.execute(session, [b"SET", b"k", b"abc"])
 print(embedded.execute(session, [b"GETREV", b"k"]), embedded.execute(session, [b"GETREV"]))
 embedded.close()
 """
-    assert house.run("-c", asked) == "b'cba' ERR wrong number of arguments for 'getrev' command"
+    assert copy.run("-c", program) == "b'cba' ERR wrong number of arguments for 'getrev' command"
 
 
 @pytest.mark.parametrize("kind", ["embedded", "redis"])
-def test_an_atomic_step_is_one_folder(house: House, kind: str) -> None:
-    house.add("broker/steps/newest/__init__.py", '"""The newest entries of a stream."""\n')
-    house.add("broker/steps/newest/newest_ids.lua", SCRIPT)
-    house.add("broker/steps/newest/twin.py", TWIN)
-    house.add("broker/steps/newest/call.py", CALL)
-    asked = """
+def test_a_lua_script_is_one_folder(copy: Copy, kind: str) -> None:
+    copy.add("broker/scripts/newest/__init__.py", '"""The newest entries of a stream."""\n')
+    copy.add("broker/scripts/newest/newest_ids.lua", SCRIPT)
+    copy.add("broker/scripts/newest/emulation.py", EMULATION)
+    copy.add("broker/scripts/newest/call.py", CALL)
+    program = """
 import sys
 from millstream import open_blocking_broker
-from millstream.broker.steps.newest.call import newest_ids
+from millstream.broker.scripts.newest.call import newest_ids
 with open_blocking_broker(sys.argv[1]) as broker:
     added = [broker.xadd("s", {"n": str(n)}) for n in range(5)]
     assert broker.run(newest_ids, "s", 3) == added[-3:]
     print("the same")
 """
     if kind == "embedded":
-        assert house.run("-c", asked, "local://") == "the same"
+        assert copy.run("-c", program, "local://") == "the same"
     else:
         with RedisProcess() as server:
-            assert house.run("-c", asked, server.url) == "the same"
+            assert copy.run("-c", program, server.url) == "the same"
 
 
-def test_a_middleware_is_one_file_and_one_line(house: House) -> None:
-    house.add("messaging/middleware/tally.py", MIDDLEWARE)
-    house.add_line(
+def test_a_middleware_is_one_file_and_one_line(copy: Copy) -> None:
+    copy.add("messaging/middleware/tally.py", MIDDLEWARE)
+    copy.add_line(
         "messaging/middleware/__init__.py",
         "from millstream.messaging.middleware.retry import retry\n",
         "from millstream.messaging.middleware.tally import tally\n",
     )
-    asked = """
+    program = """
 import asyncio
 from millstream.messaging import Message
 from millstream.messaging.middleware import tally
@@ -180,11 +180,11 @@ async def handle(message):
 asyncio.run(tally(passed)(handle)(Message(b"x", uuid="m-1")))
 print(passed)
 """
-    assert house.run("-c", asked) == "['m-1']"
+    assert copy.run("-c", program) == "['m-1']"
 
 
-def test_a_command_of_the_command_line_is_one_file_and_one_line(house: House) -> None:
-    house.add("cli/greet.py", TYPED)
-    house.add_line("cli/main.py", "CHAPTERS = {\n", '    "greet": Chapter("greet:command", "Say hello.", False),\n')
-    assert house.run("-m", "millstream", "greet", "you") == "hello you"
-    assert "greet" in house.run("-m", "millstream", "--help")
+def test_a_command_of_the_command_line_is_one_file_and_one_line(copy: Copy) -> None:
+    copy.add("cli/greet.py", GREET)
+    copy.add_line("cli/main.py", "CHAPTERS = {\n", '    "greet": Chapter("greet:command", "Say hello.", False),\n')
+    assert copy.run("-m", "millstream", "greet", "you") == "hello you"
+    assert "greet" in copy.run("-m", "millstream", "--help")

@@ -6,6 +6,7 @@ A test for each class of claim, so that no single claim has to be remembered.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 import tomllib
@@ -14,12 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from millstream import Limits
-from millstream.bench import Result
-from millstream.broker.links.targets import KEPT, OPTIONS
+from benchmarks import Result
+from millstream import Limits, open_broker
 from millstream.broker.open import LOCAL_MAX_STREAM_LEN
-from millstream.messaging.subscriber import book, reader, room, shard
-from millstream.pipelines import PipelineStatus
+from millstream.broker.transport.targets import CLIENT_OPTIONS, OPTIONS
+from millstream.cdc.options import SHARED_OPTIONS
+from millstream.cdc.postgres.database import POSTGRES_OPTIONS
+from millstream.messaging import Publisher, RetentionPolicy, Subscriber
+from millstream.messaging.consumer import in_flight, read_plan, reader, shard
+from millstream.messaging.settings import RetentionOptions
+from millstream.pipelines import PipelineStatus, json_schema
 from millstream.pipelines.sinks import SINKS
 from millstream.spark.options import SOURCE_OPTIONS
 from millstream.spark.sink_options import SINK_OPTIONS
@@ -27,9 +32,11 @@ from millstream.spark.sink_options import SINK_OPTIONS
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from make_reference import commands, of_pipelines, of_services  # noqa: E402  # it stands beside the product, not in it
+from make_reference import commands, of_fleets, of_pipelines, of_services  # noqa: E402  # it stands beside the product, not in it
 from write_figures import MISSED  # noqa: E402
 
+OPTIONS_PAGE = "docs/reference/options.md"
+CHANGE_OPTIONS = "Options of `postgres_changes` and `mariadb_changes`"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MIB = 1024 * 1024
 
@@ -65,21 +72,17 @@ def limits() -> list[tuple[str, str]]:
             f"{own.chunks_ahead} of them under way; scripts take {own.script_entries:,} entries or "
             f"{own.script_bytes // MIB} MiB; opening and silence {own.connect_ms // 1000} s each",
         ),
-        (HANDLED, f"quiet topics, up to {reader.SHARD_SIZE} of them, in one read"),
-        (HANDLED, f"outlived {book.TRUST_AFTER} of them"),
-        (HANDLED, f"it rests for {shard.GATHER_MS} ms"),
-        (HANDLED, f"reads of many topics brings {room.MOST:,} messages at most"),
-        (HANDLED, f"reads wait for {shard.UNWAKEABLE_BLOCK_MS} ms at a time"),
-        (
-            HANDLED,
-            f"Topics of the first {reader.WAITING_SLOTS} slots are waited for; further ones are polled, at least every "
-            f"{shard.POLL_MS[1]:.0f} ms, or {shard.POLL_MS_A_TOPIC} ms for each of them where they are more than 500",
-        ),
+        (HANDLED, f"| idle topics in one blocking read | {reader.SHARD_SIZE} |"),
+        (HANDLED, f"| messages that one read of many topics may bring | {read_plan.MAX_MESSAGES_PER_READ:,} |"),
+        (HANDLED, f"that brought few messages | {shard.GATHER_MS} ms |"),
+        (HANDLED, f"without permission for `CLIENT UNBLOCK` | {shard.UNWAKEABLE_BLOCK_MS} ms |"),
+        (HANDLED, f"| hash slots of a Cluster that are read with blocking reads | {reader.WAITING_SLOTS} |"),
+        (HANDLED, f"polls of the topics in all other slots | {shard.POLL_MS[1]:.0f} ms |"),
+        (HANDLED, f"more than 500 such topics, per topic | {shard.POLL_MS_A_TOPIC} ms |"),
+        (HANDLED, f"| deliveries of a claimed entry above which it is isolated | {in_flight.MAX_SHARED_DELIVERIES} |"),
         ("docs/contract.md", f"It is {LOCAL_MAX_STREAM_LEN:,} on `local://`"),
-        ("docs/how-to/pipelines.md", f"the limit of an entry** ({own.max_entry_bytes // MIB} MiB"),
-        ("docs/how-to/pipelines.md", f"{seconds['connect_timeout']} for opening a connection"),
-        ("docs/how-to/pipelines.md", f"{seconds['send_timeout']} for silence after a command"),
-        ("docs/how-to/pipelines.md", f"{seconds['batch_timeout']} for one attempt as a whole"),
+        ("docs/how-to/pipeline-sinks.md", f"the limit of an entry** ({own.max_entry_bytes // MIB} MiB"),
+        *(("docs/how-to/pipeline-sinks.md", f"| {option} |") for option in seconds.values()),
         (
             "docs/how-to/spark.md",
             f"another connection is tried | {own.connect_ms}, {own.answer_ms} |",
@@ -106,10 +109,38 @@ def test_spark_s_options_are_those_of_its_page(head: str, known: tuple[str, ...]
     assert found[head] == set(known)
 
 
+def test_options_of_change_sources_are_those_of_the_options_page() -> None:
+    listed = {
+        title: {name for row in rows_of(OPTIONS_PAGE, f"## {title}")[2:] for name in re.findall(r"`(\w+)`", row[0])}
+        for title in (CHANGE_OPTIONS, "Further options of `postgres_changes`", "Further options of `mariadb_changes`")
+    }
+    assert list(listed.values()) == [set(SHARED_OPTIONS), set(POSTGRES_OPTIONS), {"serverId"}]
+
+
+def test_each_spelling_of_a_concept_exists() -> None:
+    schema = json_schema()
+    in_yaml = {name for part in schema["$defs"].values() for name in part.get("properties", {})}
+    in_python = set(RetentionOptions.__annotations__).union(
+        *(re.findall(r"`(\w+)`", row[0]) for row in rows_of(OPTIONS_PAGE, "## Limits")),
+        *(inspect.signature(kind).parameters for kind in (open_broker, Subscriber, Publisher, RetentionPolicy)),
+    )
+    in_spark = {*SOURCE_OPTIONS, *SINK_OPTIONS, *SHARED_OPTIONS}
+    unknown = [
+        name
+        for _, python, yaml, _, spark in rows_of(OPTIONS_PAGE, "## One concept, several spellings")[2:]
+        for cell, names in ((python, in_python), (yaml, in_yaml), (spark, in_spark))
+        for name in re.findall(r"`(\w+)`", cell)
+        if name not in names
+    ]
+    assert not unknown
+
+
 def test_the_contract_says_which_settings_of_a_redis_py_client_are_taken() -> None:
     [row] = [row for row in rows_of("docs/contract.md", "## Where streams live") if row[0] == "a client of redis-py"]
     told = set(re.findall(r"`([a-z_]+)`", row[1]))
-    assert told == {name for name in KEPT if not name.startswith("ssl_")} | {"ssl_"}, "ssl_ stands for all of them"
+    assert told == {name for name in CLIENT_OPTIONS if not name.startswith("ssl_")} | {"ssl_"}, (
+        "ssl_ stands for all of them"
+    )
 
 
 def test_an_option_of_a_url_on_any_page_exists() -> None:
@@ -177,8 +208,8 @@ def test_an_option_that_a_page_names_alone_is_of_some_command() -> None:
 
 
 def test_the_record_of_a_pipeline_is_the_one_on_its_page() -> None:
-    told = [row[0].strip("`") for row in rows_of("docs/how-to/pipelines.md", "### The record of a pipeline")[2:]]
-    assert told == [field.name for field in fields(PipelineStatus)]
+    rows = rows_of("docs/how-to/pipeline-operation.md", "### The record of a pipeline")[2:]
+    assert [row[0].strip("`") for row in rows] == [field.name for field in fields(PipelineStatus)]
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
@@ -204,7 +235,12 @@ IMPORTED_BY_OTHERS = {
     "googleapis-common-protos": "PySpark's Connect client",
     "zstandard": "PySpark's Connect client",
 }
-MODULES = {"mysql-replication": "pymysqlreplication", "opentelemetry-api": "opentelemetry"}
+MODULES = {
+    "mysql-replication": "pymysqlreplication",
+    "opentelemetry-api": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+}
 """Where a module is not called as its package."""
 
 
@@ -259,36 +295,65 @@ def test_extras_on_pages_and_in_messages_exist_and_each_is_on_a_page() -> None:
 
 def test_every_metric_on_a_page_exists() -> None:
     """Every name is in the reference, with its help, because that page is made from the code."""
-    known = {name.removeprefix("millstream_") for name, *_ in (*of_services(), *of_pipelines())}
+    known = {name.removeprefix("millstream_") for name, *_ in (*of_services(), *of_fleets(), *of_pipelines())}
     endings = ("total", "seconds", "entries", "bytes", "ratio", "status", "events", "ts")
     mentioned = {
         (str(page.relative_to(ROOT)), name)
         for page in PAGES
-        if page.name not in ("facts.md", "metrics.md", "options.md", "cli.md")
+        if page.name not in ("events.md", "metrics.md", "options.md", "cli.md")
         for name in re.findall(r"millstream_([a-z0-9_]+)", page.read_text())
         if name.rpartition("_")[2] in endings or f"millstream_{name}{{" in page.read_text()
     }
-    for page, heading in (("docs/how-to/observability.md", "## Metrics"),):
+    pages = ("docs/how-to/observability.md", "docs/how-to/pipeline-operation.md")
+    for page, heading in ((page, "## Metrics") for page in pages):
         for row in rows_of(page, heading):
-            mentioned |= {(page, name) for name in re.findall(r"`([a-z0-9_]{4,})`", row[0])}
-    text = (ROOT / "docs/how-to/pipelines.md").read_text().split("\nMetrics: ", 1)[1].split("\n\n", 1)[0]
-    mentioned |= {
-        ("pipelines.md", name.removeprefix("millstream_")) for name in re.findall(r"`([a-z0-9]+_[a-z0-9_]+)", text)
-    }
+            names = re.findall(r"`([a-z0-9_]{4,})(?:\{[a-z,]+\})?`", row[0])
+            mentioned |= {(page, name.removeprefix("millstream_")) for name in names}
     assert len(mentioned) > 50
     assert not {(page, name) for page, name in mentioned if name not in known}
 
 
 def test_every_metric_of_a_pipeline_is_on_the_page_of_pipelines_or_of_its_source() -> None:
-    pages = text_of("docs/how-to/pipelines.md") + text_of("docs/how-to/postgres.md")
+    pages = text_of("docs/how-to/pipeline-operation.md") + text_of("docs/how-to/postgres.md")
     assert not [name for name, *_ in of_pipelines() if name.removeprefix("millstream_") not in pages]
 
 
 def test_every_metric_has_a_sentence() -> None:
-    assert not [name for name, _, text, _ in (*of_services(), *of_pipelines()) if not re.search(r"\w.*\.$", text)]
+    assert not [
+        name for name, _, text, _ in (*of_services(), *of_fleets(), *of_pipelines()) if not re.search(r"\w.*\.$", text)
+    ]
 
 
-def test_the_page_that_walks_a_message_names_every_file_of_the_subscriber_and_no_other() -> None:
-    page = (ROOT / HANDLED).read_text()
-    there = {path.name for path in (ROOT / "src/millstream/messaging/subscriber").glob("*.py")} - {"__init__.py"}
-    assert set(re.findall(r"`(\w+\.py)`", page.partition("## The walk")[0])) == there
+# --- guarantees -----------------------------------------------------------------------------------------------------
+
+
+def test_each_test_in_the_table_of_guarantees_exists_with_its_number_of_trials() -> None:
+    rows = rows_of("docs/explain/delivery-guarantees.md", "## Faults that the tests inject")[2:]
+    assert len(rows) > 10
+    for _, _, trials, test in rows:
+        path, _, function = test.strip("`").partition("::")
+        source = (ROOT / path).read_text()
+        functions = {
+            node.name for node in ast.parse(source).body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        }
+        assert function in functions, test
+        default = re.search(r'os\.environ\.get\("TRIALS", "(\d+)"\)', source)
+        assert trials == (default[1] if default else "-"), test
+
+
+def test_each_test_in_the_table_of_the_consumer_s_guarantees_exists() -> None:
+    rows = rows_of("docs/explain/a-message-is-handled.md", "## Guarantees and their tests")[2:]
+    assert len(rows) > 15
+    for _, test in rows:
+        path, _, function = test.strip("`").partition("::")
+        assert f"def {function}(" in (ROOT / path).read_text(), test
+
+
+def test_each_test_file_that_a_page_names_exists() -> None:
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in PAGES
+        for name in re.findall(r"`(tests/[\w/]+(?:\.py)?)", page.read_text())
+        if not (ROOT / name).exists()
+    ]
+    assert not missing

@@ -1,4 +1,4 @@
-"""A new source, sink or processor of pipelines is one file and one line in a list: it answers for itself everywhere."""
+"""A new source or sink of pipelines is one file and one line in a list; no other file needs to know it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 PIPELINES = SOURCE / "millstream" / "pipelines"
 
 SINK = '''
-"""A sink that forgets everything."""
+"""A sink that discards every row."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class NowhereSink(Sink):
         rows.count()
 '''
 
-ORIGIN = '''
-"""A source of nothing."""
+SOURCE_PART = '''
+"""A source without rows."""
 
 from __future__ import annotations
 
@@ -88,9 +88,10 @@ class SilenceSource(Source):
         return {"seconds": self.config.seconds}
 '''
 
-ASKED = '''
+PROGRAM = '''
 import json, sys
-from millstream.pipelines import SpecRefused, json_schema, parse_pipeline, make_plan
+from millstream.pipelines import SpecRefused, json_schema, parse_pipeline
+from millstream.pipelines.plan import make_plan
 from millstream.pipelines.checkpoint import fingerprint
 from millstream.pipelines.plan import describe
 from millstream.pipelines.redis_address import SecretFiles, unreachable
@@ -123,37 +124,37 @@ print(json.dumps({
 
 def test_a_sink_and_a_source_are_one_file_and_one_line_each(tmp_path: Path) -> None:
     shutil.copytree(SOURCE, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    room = tmp_path / "src" / "millstream" / "pipelines"
-    (room / "sinks" / "nowhere.py").write_text(SINK)
-    (room / "sources" / "silence.py").write_text(ORIGIN)
+    package = tmp_path / "src" / "millstream" / "pipelines"
+    (package / "sinks" / "nowhere.py").write_text(SINK)
+    (package / "sources" / "silence.py").write_text(SOURCE_PART)
     for kind, line in (("sinks", '"nowhere.NowhereSink",'), ("sources", '"silence.SilenceSource",')):
-        listing = room / kind / "__init__.py"
+        listing = package / kind / "__init__.py"
         before = listing.read_text()
         anchor = f'        "redis.Redis{kind[:-1].capitalize()}",\n'
         assert anchor in before
         listing.write_text(before.replace(anchor, f"{anchor}        {line}\n"))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-    done = subprocess.run([sys.executable, "-c", ASKED], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["plan"]["source"].startswith("silence")
-    assert told["plan"]["sink a"].startswith("nowhere")
-    assert told["plan"]["order"] == "kept: the only one, in every sink"
-    assert "redis://:***@127.0.0.1:1" in told["plan"]["dead letters"], "it is the first Redis that the spec names"
-    assert told["fingerprint"] == ["a"]
-    assert told["schema"]
-    assert sorted(told["refused"]) == ["spec.batch.max_events", "spec.sinks[0].config.label"]
-    assert told["addresses"] == told["unreachable"] == ["sink a", "dlq"]
-    assert told["options"] == ["urlFile"], "its password is kept from Spark"
+    report = json.loads(done.stdout)
+    assert report["plan"]["source"].startswith("silence")
+    assert report["plan"]["sink a"].startswith("nowhere")
+    assert report["plan"]["order"] == "kept: the only one, in every sink"
+    assert "redis://:***@127.0.0.1:1" in report["plan"]["dead letters"], "the default is the first Redis of the spec"
+    assert report["fingerprint"] == ["a"]
+    assert report["schema"]
+    assert sorted(report["refused"]) == ["spec.batch.max_events", "spec.sinks[0].config.label"]
+    assert report["addresses"] == report["unreachable"] == ["sink a", "dlq"]
+    assert report["options"] == ["urlFile"], "Spark does not receive the password"
 
 
-def test_nobody_asks_which_part_it_is() -> None:
-    """A part of the spec is told apart by what it answers, never by its class."""
-    asked = []
+def test_code_does_not_branch_on_the_class_of_a_source_or_sink() -> None:
+    """Sources and sinks differ by their methods. No ``isinstance`` selects one of them."""
+    checks = []
     for path in PIPELINES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
-                named = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
-                asked += [f"{path.name}: {name}" for name in named if name.endswith(("Sink", "Source"))]
-    # A sink that is written together with others of its shape finds them to be of its own kind.
-    assert asked == ["redis.py: RedisSink"]
+                classes = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+                checks += [f"{path.name}: {name}" for name in classes if name.endswith(("Sink", "Source"))]
+    # Redis sinks that write equal rows share one write, so they look for other Redis sinks.
+    assert checks == ["redis.py: RedisSink"]
