@@ -80,10 +80,10 @@ def test_retry_and_redelivery_after_kill_form_one_trace(
         provider.shutdown()
     killed = start("killed", **receiver.environment())
     holding = tmp_path / "holding.txt"
-    wait_until(holding.exists, timeout_s=60)
+    holder_pid = int(wait_until(lambda: holding.exists() and holding.read_text(), timeout_s=60))
     wait_until(lambda: receiver.named("process orders") and receiver.named("retry orders"), timeout_s=60)
     killed.kill()
-    psutil.Process(int(holding.read_text())).send_signal(signal.SIGKILL)
+    psutil.Process(holder_pid).send_signal(signal.SIGKILL)
 
     start("finishing", **receiver.environment())
     wait_until(lambda: len(receiver.named("process orders")) == 2 and receiver.named("ack orders"), timeout_s=60)
