@@ -59,6 +59,12 @@ if [ "$goal" = test ] && ! PATH="$PATH:/usr/sbin" command -v mariadbd >/dev/null
   install mariadb-server || say "setup: could not install mariadb-server; the MariaDB tests will be skipped."
 fi
 
+# Only for the tests of alert rules, which are skipped without it.
+if [ "$goal" = test ] && ! command -v promtool >/dev/null && command -v apt-get >/dev/null; then
+  say "setup: installing prometheus with apt-get ..."
+  install prometheus || say "setup: could not install prometheus; the tests of alert rules will be skipped."
+fi
+
 python=${MILLSTREAM_PYTHON:-}
 if [ -z "$python" ]; then
   # 3.11 first: it is what the pinned versions are tested with.

@@ -57,7 +57,7 @@ ALERTS: Final = (
         "10m",
         "warning",
         f"Lag grows: {_GROUP} is {{{{ $value }}}} entries behind",
-        "Start more workers, or find out why handlers have become slower (millstream_handler_seconds, the log).",
+        "Start more workers, or find out why handlers have become slower (the log, handler timings).",
     ),
     Alert(
         "MillstreamMessageStuck",
