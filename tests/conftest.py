@@ -42,9 +42,10 @@ subscriber_topic.STRICT = True
 # A JVM that lives for seconds spends half of them on compiling code that it runs once, and the rest on loading classes.
 # scripts/spark_classes.py, which `make test` runs, makes an archive of the classes, and a Spark home without zipped
 # Python modules. Variables that the developer has set are kept.
+# With one compiler a JVM has 48 MB for compiled code. The Spark tests of one process fill that, and then the JVM exits.
 ARCHIVED_CLASSES = Path(__file__).parents[1] / ".venv" / "spark-classes.jsa"
 LINKED_SPARK_HOME = ARCHIVED_CLASSES.with_name("spark-home")
-JVM_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+JVM_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m", "-XX:+UseSerialGC"]
 if ARCHIVED_CLASSES.exists() and Path(sys.prefix) == ARCHIVED_CLASSES.parent and LINKED_SPARK_HOME.is_dir():
     JVM_OPTIONS += ["-Xlog:disable", f"-XX:SharedArchiveFile={ARCHIVED_CLASSES}"]
     os.environ.setdefault("SPARK_HOME", str(LINKED_SPARK_HOME))
