@@ -207,6 +207,64 @@ async def test_a_long_pending_list_is_examined_in_parts(broker: Broker) -> None:
     assert await left(broker) == ids[::2]
 
 
+# --- trimming as streams grow -----------------------------------------------------------------------------------------
+
+
+async def test_safe_trimming_keeps_entries_of_a_recreated_group(broker: Broker) -> None:
+    """Entries in flight in consumers of the deleted group are not pending in the new one."""
+    ids = await broker.xadd_many("orders", [{"n": n} for n in range(5)])
+    await broker.create_group("orders", "a", start="0")
+    await acked_by(broker, "a", 5, but={1})
+    await broker.delete_group("orders", "a")
+    assert await broker.run(groups.restore_group, "orders", "a", ids[-1]) == "made"
+
+    assert await broker.trim_safely("orders", max_len=0) == 0
+    assert await broker.trim_safely("orders", min_id=ids[-1]) == 0
+
+    assert await broker.run(groups.restore_group, "orders", "a", ids[0]) == "moved"
+    assert [delivery.id for delivery in await broker.xreadgroup("orders", "a", "c", count=9)] == ids[1:]
+    await broker.xack("orders", "a", ids)
+    assert await broker.delete(recreated_key("orders", "a"))  # as after an hour
+    assert await broker.trim_safely("orders", max_len=0) == 5
+
+
+@pytest.mark.parametrize("hard", [None, 1_000])
+async def test_publisher_keeps_entries_of_a_recreated_group(broker_url: str, hard: int | None) -> None:
+    async with open_broker(broker_url, max_stream_len=2, hard_max_stream_len=hard) as broker:
+        await broker.create_group("orders", "a", start="0")
+        first = await broker.xadd("orders", {"n": 0})
+        assert [delivery.id for delivery in await broker.xreadgroup("orders", "a", "c", count=1)] == [first]
+        await broker.delete_group("orders", "a")
+        assert await broker.run(groups.restore_group, "orders", "a", first) == "made"
+
+        added = [await broker.xadd("orders", {"n": n}) for n in range(1, 5)]
+        await acked_by(broker, "a", 4)
+        added.append(await broker.xadd("orders", {"n": 5}))
+
+        assert await left(broker) == [first, *added]
+
+
+@pytest.mark.parametrize("hard", [None, 1_000])
+async def test_publisher_deletes_nothing_while_a_declared_group_is_missing(broker_url: str, hard: int | None) -> None:
+    async with open_broker(broker_url, max_stream_len=2, hard_max_stream_len=hard) as broker:
+        options = {"declared_ms": 60_000, "lease_ms": 60_000}
+        await broker.run(retention.declare, "orders", "w", "max_len=9", groups=["a"], **options)
+        ids = [await broker.xadd("orders", {"n": n}) for n in range(5)]
+        assert await left(broker) == ids
+        assert await broker.trim_safely("orders", max_len=0) == 0
+
+        await broker.create_group("orders", "a", start=ids[-1])
+        assert await broker.trim_safely("orders", max_len=0) == 5
+
+
+async def test_hard_limit_of_a_publisher_holds_while_a_declared_group_is_missing(broker_url: str) -> None:
+    async with open_broker(broker_url, max_stream_len=1, hard_max_stream_len=2) as broker:
+        options = {"declared_ms": 60_000, "lease_ms": 60_000}
+        await broker.run(retention.declare, "orders", "w", "max_len=9", groups=["a"], **options)
+        ids = [await broker.xadd("orders", {"n": n}) for n in range(5)]
+        assert await left(broker) == ids[-2:]
+
+
 # --- keep -------------------------------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,7 @@ steps = st.lists(
         st.tuples(st.just("recreate"), groups, st.booleans()),
         st.tuples(st.just("delete_acked"), st.sampled_from([1, 2, 5, 100])),
         st.tuples(st.just("delete_acked"), st.sampled_from([1, 2, 5, 100])),
+        st.tuples(st.just("trim_safely"), limit, limit),
         st.tuples(st.just("retain"), some, limit, limit, limit, limit, st.sampled_from([1, 2, 5, 100]), limit),
     ),
     max_size=30,
@@ -120,6 +121,13 @@ class Side:
             _, _, more, cursor = reply
         return replies
 
+    def trim_safely(self, length: int | None, index: int | None) -> Any:
+        chosen = script("trim_safely")
+        self.call(b"SCRIPT", b"LOAD", chosen.source)
+        oldest = b"" if index is None else b"".join(self.ids()[index : index + 1])
+        argv = (b"" if length is None else b"%d" % length, oldest, *NAMES)
+        return self.call(*chosen.evalsha_args((b"orders", RECORD, *RECREATED), argv))
+
     def needed(self) -> list[bytes] | None:
         """The entries that a group has not read or not acknowledged, by a computation of its own; None: keep all."""
         existing: set[bytes] = set()
@@ -136,6 +144,14 @@ class Side:
         complete = existing and not recreated and declared <= existing
         return [id for id in ids if id in needed] if complete else None
 
+    def kept_by_safe_trimming(self) -> list[bytes]:
+        """Everything if a group may be incomplete; nothing if no group exists or is declared."""
+        needed = self.needed()
+        if needed is not None:
+            return needed
+        has_groups = self.call(b"EXISTS", b"orders") and self.call(b"XINFO", b"GROUPS", b"orders")
+        return self.ids() if has_groups or self.call(b"HKEYS", RECORD) else []
+
     def state(self) -> Any:
         lost = self.call(b"HGETALL", KEYS[2])
         return self.ids(), self.call(b"GET", KEYS[1]), sorted(zip(lost[::2], lost[1::2], strict=True))
@@ -146,11 +162,13 @@ def same_everywhere(urls: Sequence[str], history: list[tuple[Any, ...]]) -> None
         sides = [Side(stack.enter_context(open_blocking_broker(url))) for url in urls]
         for number, step in enumerate(history):
             expected = None
+            must_stay = sides[0].kept_by_safe_trimming() if step[0] == "trim_safely" else []
             if step[0] == "delete_acked":
                 expected = sides[0].needed()
                 expected = sides[0].ids() if expected is None else expected
             replies = [side.step(*step) for side in sides]
             assert replies == replies[:1] * len(sides), f"step {number} of {history}"
+            assert set(must_stay) <= set(sides[0].ids()), f"step {number} of {history}"
             if expected is not None:
                 # One entry more may be kept where a Lua number does not hold the sequence number exactly.
                 kept = [id for id in sides[0].ids() if id in expected or EntryId.parse(id).seq < 2**53 - 1]

@@ -247,7 +247,8 @@ class Broker:
         """Trims entries beyond ``max_len`` or older than ``min_id``, except those that a group still needs.
 
         A group needs its oldest pending entry and all entries after it, and all entries that it has not read. Without a
-        group only the bounds count. Returns the number of deleted entries.
+        group only the bounds count. Nothing is deleted for an hour after consumers had to recreate a group, and while a
+        group is missing that a live worker with a retention policy declares. Returns the number of deleted entries.
 
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 

@@ -2,7 +2,3 @@
 
 A command's module is imported only when the command is used, so that ``millstream --help`` stays fast.
 """
-
-from millstream.cli.main import main
-
-__all__ = ["main"]

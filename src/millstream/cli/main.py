@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import typer
 
 from millstream import __version__
+from millstream.cli import early_signals
 from millstream.errors import (
     AuthenticationFailed,
     BrokerUnavailable,
@@ -179,7 +180,10 @@ def main() -> None:
     _replace_closed_streams()
     words = behind_the_command(sys.argv[1:])
     try:
-        build(words)(words)
+        command_line = build(words)
+        if not _handles_signals(words):
+            early_signals.remove()
+        command_line(words)
     except MillstreamError as error:
         from millstream.cli import show
 
@@ -192,6 +196,11 @@ def main() -> None:
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _handles_signals(words: list[str]) -> bool:
+    """Whether the command installs signal handlers before it does anything that an end at once would leave undone."""
+    return words[:1] in (["run"], ["serve"], ["dashboard"]) or words[:2] == ["pipeline", "run"]
 
 
 def exit_code(error: MillstreamError) -> int:

@@ -24,6 +24,7 @@ from millstream.cli.run import require_tracing
 from millstream.cli.show import Output, OutputKind, Yes
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.observe.format import count_of, harmless, printable
+from millstream.observe.stderr_handler import StderrHandler
 
 if TYPE_CHECKING:
     from millstream.pipelines import PipelinePlan, Runner
@@ -170,7 +171,7 @@ def run(
     from millstream.pipelines.session import wanted_master
     from millstream.pipelines.status import Tally, display
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(handlers=[StderrHandler()], level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("py4j").setLevel(logging.ERROR)
     exposition = Exposition()
     tally = Tally()

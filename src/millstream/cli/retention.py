@@ -22,6 +22,7 @@ from millstream.messaging import Janitor, RetentionPolicy, run_until_signalled
 from millstream.messaging.retention import StreamReport
 from millstream.model import parse_duration_ms
 from millstream.observe.format import duration, made_at, printable
+from millstream.observe.stderr_handler import StderrHandler
 from millstream.observe.streams import holding_group
 
 app = typer.Typer()
@@ -180,7 +181,7 @@ def run(
         "interval_ms": parse_duration_ms(every, "--every"),
         "dead_after_ms": parse_duration_ms(dead_after, "--dead-after"),
     }
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(handlers=[StderrHandler()], level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # requests to the metrics port are not logged
 
     async def work() -> None:

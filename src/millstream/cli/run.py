@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli import show
+from millstream.cli import early_signals, show
 from millstream.cli.main import FAILED, USAGE
 from millstream.cli.pipeline_status import TokenFile, token_in
 from millstream.cli.show import Output, OutputKind, name
@@ -97,6 +97,7 @@ def command(
     if tracing:
         require_tracing()
     if check:
+        early_signals.remove()  # the program's own cleanup runs after Ctrl-C
         _check(target, url, output)
         return
     settings = SupervisorSettings(

@@ -26,6 +26,7 @@ from millstream.cli.show import Output, OutputKind
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model import parse_size_bytes
 from millstream.observe.format import count_of
+from millstream.observe.stderr_handler import StderrHandler
 
 
 def command(
@@ -57,7 +58,7 @@ def command(
     from millstream.server import Server, ServerLimits
     from millstream.server.connections import raise_file_limit
 
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    logging.basicConfig(handlers=[StderrHandler()], format="%(levelname)s: %(message)s", level=logging.WARNING)
     secret = _password(password, password_file)
     embedded = Embedded(
         directory=directory,

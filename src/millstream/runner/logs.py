@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from millstream.messaging import Message, Middleware, tracing
 from millstream.observe.format import printable
+from millstream.observe.stderr_handler import StderrHandler
 
 LOG_FORMATS: Final = ("text", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -188,10 +189,10 @@ def _text(value: object) -> str:
 
 
 def configure_logging(level: str, log_format: str) -> None:
-    """Sends the process's log to standard error."""
+    """Sends the process's log to standard error. A reader that stalls costs log lines, and never stops the process."""
     if level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # hides the start and stop of the metrics port
-    handler = logging.StreamHandler()
+    handler = StderrHandler()
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
         logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -200,6 +201,12 @@ def configure_logging(level: str, log_format: str) -> None:
         form = f"%(asctime)s %(levelname)s {os.getpid()} %(name)s: %(message)s"
         handler.setFormatter(TextFormatter(form))
         logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def flush_logs() -> None:
+    """For a process that ends with ``os._exit``, which runs no exit handlers."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def logs_json() -> bool:

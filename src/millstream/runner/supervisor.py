@@ -154,6 +154,8 @@ class Supervisor:
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
         self._workers: dict[int, _Worker] = {}
+        self._starting = 0
+        """Worker processes that may exist and are not in ``_workers`` yet."""
         self._signals = 0
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -281,6 +283,7 @@ class Supervisor:
         worker = _Worker(number, time.monotonic())
         if settings.is_observed:
             worker.status = await StatusPipe.open(lambda line: self._fleet.worker_reported(number, _parse_report(line)))
+        self._starting += 1
         try:
             transport, reports = await asyncio.get_running_loop().subprocess_exec(
                 lambda: _Reports(partial(self._receive, worker)),
@@ -302,10 +305,12 @@ class Supervisor:
             if worker.status is not None:
                 worker.status.close()
             raise
-        if worker.status is not None:
-            worker.status.close_write_end()
+        finally:
+            self._starting -= 1
         worker.transport, worker.pid = transport, transport.get_pid()
         self._workers[number] = worker
+        if worker.status is not None:
+            worker.status.close_write_end()
         self._fleet.worker_started(number, worker.pid)
         if self._stopping.is_set():
             worker.send(signal.SIGTERM)
@@ -423,10 +428,14 @@ class Supervisor:
             worker.send(signal.SIGKILL)
 
     async def _reap_orphans(self) -> None:
-        """Process 1 becomes the parent of orphaned processes. They stay zombies until it waits for them."""
+        """Process 1 becomes the parent of orphaned processes. They stay zombies until it waits for them.
+
+        Not while a worker starts: its process id is not known yet, and its exit code belongs to asyncio.
+        """
         while True:
             await asyncio.sleep(POLL_S)
-            reap_orphans({worker.pid for worker in self._workers.values()})
+            if not self._starting:
+                reap_orphans({worker.pid for worker in self._workers.values()})
 
     def _send_all(self, number: signal.Signals) -> None:
         for worker in self._workers.values():

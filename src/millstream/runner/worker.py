@@ -33,7 +33,7 @@ from millstream.messaging.failure import place_of, text_of, traceback_of, type_o
 from millstream.messaging.route import Route
 from millstream.model import Observer, milliseconds, quiet
 from millstream.runner.hand_over import ConsumerReports, WorkerConsumer
-from millstream.runner.logs import configure_logging, log_context, logs_json
+from millstream.runner.logs import configure_logging, flush_logs, log_context, logs_json
 
 if TYPE_CHECKING:
     from millstream.runner.status import StatusReporter
@@ -356,11 +356,13 @@ class OrphanWatch:
             self._is_orphaned = True
             if self._close is None:
                 log.warning("the supervisor is gone; this process has not started to read and exits")
+                flush_logs()
                 os._exit(1)
             log.warning("the supervisor is gone; draining for up to %g s", self._limit_s)
             self._close()
         time.sleep(self._limit_s)
         log.error("the supervisor is gone and handlers did not end; exiting. Other consumers claim their messages.")
+        flush_logs()
         os._exit(1)
 
 

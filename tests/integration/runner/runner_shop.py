@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -89,3 +90,11 @@ async def block(message: Message) -> None:
 
 
 blocking.add(block, "orders", group="billing", group_start="0")
+
+noisy = Router()
+
+
+@noisy.on("orders", group="billing", group_start="0", publish_to="billed")
+async def bill_noisily(message: Message) -> Message:
+    logging.getLogger("shop").warning("billed %s %s", message.payload.decode(), "x" * 4_000)
+    return Message(f"{message.payload.decode()} {os.getpid()}".encode())

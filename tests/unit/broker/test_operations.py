@@ -57,15 +57,19 @@ def test_repeatable_commands_are_marked() -> None:
         assert asked.repeatable is repeatable, asked
 
 
+TRIM_REPLIES: list[Any] = [[[]], 9]
+"""Replies to a safe trim: the stream has no groups; nine entries were deleted."""
+
+
 def test_long_streams_are_trimmed_periodically() -> None:
     """At the first add, so that short-lived writers trim too, and then after each tenth of the limit."""
     context = Context(max_stream_len=100)
 
     trimmed_at = []
     for n in range(35):
-        first_reply = [b"1-1"] if context.until_trim.get(b"s", 0) > 1 else [b"1-1", 0]
-        _, asked = talk(streams.xadd(context, "s", {"n": n}), *first_reply)
-        if len(asked) == 2:
+        replies: list[Any] = [b"1-1"] if context.until_trim.get(b"s", 0) > 1 else [b"1-1", *TRIM_REPLIES]
+        _, asked = talk(streams.xadd(context, "s", {"n": n}), *replies)
+        if len(asked) == 3:
             trimmed_at.append(n)
 
     assert trimmed_at == [0, 10, 20, 30]
@@ -74,11 +78,10 @@ def test_long_streams_are_trimmed_periodically() -> None:
 def test_many_adds_trim_once() -> None:
     context = Context(max_stream_len=100)
 
-    _, asked = talk(
-        streams.xadd_many(context, "s", [{"n": n} for n in range(500)]), [b"1-%d" % n for n in range(500)], 9
-    )
+    ids = [b"1-%d" % n for n in range(500)]
+    _, asked = talk(streams.xadd_many(context, "s", [{"n": n} for n in range(500)]), ids, *TRIM_REPLIES)
 
-    assert len(asked) == 2
+    assert len(asked) == 3
 
 
 def test_failed_trim_does_not_fail_the_add() -> None:
@@ -94,7 +97,7 @@ def test_failed_trim_does_not_fail_the_add() -> None:
 def test_counting_is_bounded() -> None:
     context = Context(max_stream_len=1000)
     for n in range(retention.MAX_COUNTED_STREAMS + 5):
-        talk(streams.xadd(context, f"s{n}", {"n": 1}), b"1-1", 0)
+        talk(streams.xadd(context, f"s{n}", {"n": 1}), b"1-1", *TRIM_REPLIES)
 
     assert len(context.until_trim) <= retention.MAX_COUNTED_STREAMS
 

@@ -42,6 +42,12 @@ local function recreated_groups(first_key, first_name)
   return incomplete
 end
 
+-- The id of the stream's first entry; nil if it has none.
+local function first_id(key)
+  local first = redis.call('XRANGE', key, '-', '+', 'COUNT', 1)[1]
+  return first and first[1]
+end
+
 -- The groups, each with the oldest entry that it needs (nil: none), the oldest entry that any group needs, and whether
 -- a group was recreated.
 local function read_groups(key, recreated)
@@ -62,8 +68,7 @@ local function read_groups(key, recreated)
     end
     if recreated[group.name] then
       any_recreated = true
-      local first = redis.call('XRANGE', key, '-', '+', 'COUNT', 1)
-      if #first > 0 then group.needs = first[1][1] end
+      group.needs = first_id(key)
     end
     if group.needs and (not safe or earlier(group.needs, safe)) then safe = group.needs end
     groups[#groups + 1] = group

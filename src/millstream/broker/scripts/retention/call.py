@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from millstream.broker.context import Context
 from millstream.broker.failures import typed_error
-from millstream.broker.keys import companion_key, recreated_key
+from millstream.broker.keys import can_have_companions, companion_key, recreated_key
 from millstream.broker.operations.conversion import Id, Name, count_arg, entry_id, id_arg, mapping, name_arg, sequence
 from millstream.broker.scripts.script import Fence, run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
@@ -77,8 +77,8 @@ def retain(
     nothing is left to delete. Repeatable, also concurrently. ``now_ms`` defaults to the server's clock, which generates
     the ids.
 
-    With a ``fence``, the housekeeping lease of ``declare``, StaleOwner is raised once another worker holds the lease,
-    and nothing is deleted while a declared group is missing.
+    While a declared group is missing, only the hard limits delete entries. With a ``fence``, the housekeeping lease of
+    ``declare``, they do not either, and StaleOwner is raised once another worker holds the lease.
     """
     key = name_arg(stream, "stream")
     for number, argument in ((max_bytes, "max_bytes"), (hard_max_bytes, "hard_max_bytes"), (step, "step")):
@@ -312,11 +312,17 @@ def trim_safely(
     if max_len is None and min_id is None:
         raise InvalidArgument("max_len", None, "max_len, min_id, or both")
     key = name_arg(stream, "stream")
-    argv = (
+    argv = [
         b"" if max_len is None else count_arg(max_len, "max_len", least=0),
         b"" if min_id is None else id_arg(min_id, "min_id"),
-    )
-    gone: int = yield from run_script(script("trim_safely"), (key,), argv, repeatable=True)
+    ]
+    keys = [key]
+    if can_have_companions(key):
+        groups = yield Batch(((b"XINFO", b"GROUPS", key),), key, repeatable=True)
+        names = _group_names(groups[0])
+        keys += (companion_key(key, "keep"), *(recreated_key(key, name) for name in names))
+        argv += names
+    gone: int = yield from run_script(script("trim_safely"), keys, argv, repeatable=True)
     return gone
 
 

@@ -12,46 +12,32 @@ from millstream.wire import Reply
 
 
 def trim_safely(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
-    stream = keys[0]
-    max_len, min_id = argv
-    if call(b"TYPE", stream) == b"none":
+    key = keys[0]
+    max_len, min_id, *names = argv
+    if not call(b"EXISTS", key):
         return 0
-    safe: bytes | None = None  # ids from here on are needed; None: there is no group
-    for info in call(b"XINFO", b"GROUPS", stream):
-        group = mapping(info)
-        needed = after(group[b"last-delivered-id"])
-        if group[b"pending"] > 0:
-            oldest = call(b"XPENDING", stream, group[b"name"])[1]
-            if id_order(oldest) < id_order(needed):
-                needed = oldest
-        if safe is None or id_order(needed) < id_order(safe):
-            safe = needed
-
+    recreated = recreated_groups(call, keys[2:], names) if len(keys) > 1 else None
+    groups, safe, any_recreated = read_groups(call, key, recreated)
+    if any_recreated or (len(keys) > 1 and missing_groups(call, keys[1], groups)):
+        return 0
     gone = 0
     if min_id:
         bound = min_id if safe is None or id_order(min_id) < id_order(safe) else safe
-        gone = call(b"XTRIM", stream, b"MINID", b"=", bound)
+        gone = call(b"XTRIM", key, b"MINID", b"=", bound)
     if max_len:
-        excess = call(b"XLEN", stream) - int(max_len)
+        excess = call(b"XLEN", key) - int(max_len)
         if excess > 0 and safe is None:
-            gone += call(b"XTRIM", stream, b"MAXLEN", b"=", max_len)
+            gone += call(b"XTRIM", key, b"MAXLEN", b"=", max_len)
         elif excess > 0 and safe is not None:
-            # Whole nodes first, which costs little; LIMIT keeps it from taking more than the excess.
-            whole = call(b"XTRIM", stream, b"MINID", b"~", safe, b"LIMIT", b"%d" % excess)
+            # Whole nodes first, which is cheap; LIMIT prevents it from deleting more than the excess.
+            whole = call(b"XTRIM", key, b"MINID", b"~", safe, b"LIMIT", b"%d" % excess)
             remaining = excess - whole
             gone += whole
             if remaining > 0:
-                first = call(b"XRANGE", stream, b"-", b"(" + safe, b"COUNT", b"%d" % (remaining + 1))
+                first = call(b"XRANGE", key, b"-", b"(" + safe, b"COUNT", b"%d" % (remaining + 1))
                 bound = first[remaining][0] if len(first) > remaining else safe
-                gone += call(b"XTRIM", stream, b"MINID", b"=", bound)
+                gone += call(b"XTRIM", key, b"MINID", b"=", bound)
     return gone
-
-
-def after(entry_id: bytes) -> bytes:
-    ms, _, seq = entry_id.partition(b"-")
-    if len(seq) > 15:
-        return entry_id  # as in the script, whose numbers are not exact beyond: keep one entry more
-    return b"%b-%d" % (ms, int(seq) + 1)
 
 
 _MARK = re.compile(rb"(\d+) (\d+-\d+);")
@@ -84,8 +70,10 @@ def retain(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         return [0, 0, 0, 0, []]
     now = int(given_now) if given_now else clock_ms(call)
     groups, safe, _ = read_groups(call, key, recreated_groups(call, keys[4:], argv[8:]))
-    if checks_declared == b"1" and missing_groups(call, keys[3], groups):
-        return [0, call(b"XLEN", key), 0, 0, []]
+    if missing_groups(call, keys[3], groups):
+        if checks_declared == b"1":
+            return [0, call(b"XLEN", key), 0, 0, []]
+        safe = first_id(call, key)
     cut = b"%d-0" % (now - int(max_age)) if max_age and now > int(max_age) else None
     if keep_acked and groups:
         last = mapping(call(b"XINFO", b"STREAM", key))[b"last-generated-id"]
@@ -122,15 +110,25 @@ def recreated_groups(call: Call, keys: list[bytes], names: list[bytes]) -> dict[
     return {name: call(b"EXISTS", key) == 1 for key, name in zip(keys, names, strict=True)}
 
 
-def read_groups(call: Call, key: bytes, recreated: dict[bytes, bool]) -> tuple[list[GroupNeeds], bytes | None, bool]:
-    """The groups, the oldest entry that any of them needs, and whether a group was recreated."""
+def read_groups(
+    call: Call, key: bytes, recreated: dict[bytes, bool] | None
+) -> tuple[list[GroupNeeds], bytes | None, bool]:
+    """The groups, the oldest entry that any of them needs, and whether a group was recreated.
+
+    ``recreated`` is None if the stream cannot have companion keys.
+    """
     groups = [group_needs(call, key, flat) for flat in call(b"XINFO", b"GROUPS", key)]
-    incomplete = [group for group in groups if recreated.get(group.name, True)]
-    if incomplete and (first := call(b"XRANGE", key, b"-", b"+", b"COUNT", b"1")):
-        for group in incomplete:
-            group.needs = first[0][0]
+    incomplete = [group for group in groups if recreated is not None and recreated.get(group.name, True)]
+    for group in incomplete:
+        group.needs = first_id(call, key)
     safe = min((group.needs for group in groups if group.needs is not None), key=id_order, default=None)
     return groups, safe, bool(incomplete)
+
+
+def first_id(call: Call, key: bytes) -> bytes | None:
+    """The id of the stream's first entry; None if it has none."""
+    first = call(b"XRANGE", key, b"-", b"+", b"COUNT", b"1")
+    return first[0][0] if first else None
 
 
 def missing_groups(call: Call, record: bytes, groups: list[GroupNeeds]) -> list[bytes]:

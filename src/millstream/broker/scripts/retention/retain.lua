@@ -12,7 +12,7 @@
 -- ARGV[5]  hard_max_len    keep at most so many, needed or not             }
 -- ARGV[6]  step            how many entries one call may examine
 -- ARGV[7]  hard_max_age_ms delete older entries, needed or not; may be empty
--- ARGV[8]  1: nothing is deleted while a declared group is missing
+-- ARGV[8]  while a declared group is missing: 1: nothing is deleted; 0: only the hard limits delete
 -- ARGV[9]  and following: the groups of KEYS[5] and following
 -- Returns  {dropped, length, more, taken, {{group, oldest needed id or empty, holds back, undelivered, unacked}, ...}}
 --          more: call again, there is more to delete; taken: deleted by a hard limit; holds back: counted up to step
@@ -25,8 +25,9 @@ local now = tonumber(ARGV[1]) or clock_ms()
 
 -- The safe point: the oldest entry that any group still needs. nil: every group is done with all entries.
 local groups, safe = read_groups(key, recreated_groups(5, 9))
-if ARGV[8] == '1' and #missing_groups(KEYS[4], groups, clock_ms()) > 0 then
-  return {0, redis.call('XLEN', key), 0, 0, {}}
+if #missing_groups(KEYS[4], groups, clock_ms()) > 0 then
+  if ARGV[8] == '1' then return {0, redis.call('XLEN', key), 0, 0, {}} end
+  safe = first_id(key)
 end
 for _, group in ipairs(groups) do
   group.holds, group.undelivered, group.unacked = 0, 0, 0
