@@ -29,7 +29,7 @@ class JavaError(Exception):
 
 class FakeHadoop:
     """A py4j gateway. ``fail(call, error)`` makes the next call of this name raise, ``lose_reply`` after it
-    was applied.
+    was applied. ``then(call, action)`` runs an action after it.
 
     A store whose scheme is in ``object_stores`` shows an object when its stream is closed; the others show it at once.
     """
@@ -45,6 +45,7 @@ class FakeHadoop:
         self._clock = itertools.count(int(time.time() * 1000))
         self._before: dict[str, JavaError] = {}
         self._after: dict[str, JavaError] = {}
+        self._then: dict[str, Callable[[], None]] = {}
         self.new_array = lambda kind, length: [None] * length
         self.jvm = self._jvm()
 
@@ -54,11 +55,15 @@ class FakeHadoop:
     def lose_reply(self, call: str, error: JavaError) -> None:
         self._after[call] = error
 
+    def then(self, call: str, action: Callable[[], None]) -> None:
+        self._then[call] = action
+
     def called(self, call: str, apply: Callable[[], Any]) -> Any:
         with self.lock:
             if call in self._before:
                 raise self._before.pop(call)
             result = apply()
+            self._then.pop(call, lambda: None)()
             if call in self._after:
                 raise self._after.pop(call)
             return result
@@ -81,6 +86,7 @@ class FakeHadoop:
             conf=SimpleNamespace(Configuration=lambda given: given),
             io=SimpleNamespace(IOUtils=SimpleNamespace(copyBytes=_copy)),
         )
+        commons = SimpleNamespace(io=SimpleNamespace(IOUtils=SimpleNamespace(copyLarge=_copy_range)))
         configuration = SimpleNamespace(getPropertySources=lambda name: None, set=self.settings.__setitem__)
         active = SimpleNamespace(isDefined=lambda: False)
         module = SimpleNamespace(**{"MODULE$": SimpleNamespace(getActive=lambda: active)})
@@ -95,7 +101,7 @@ class FakeHadoop:
         )
         files = SimpleNamespace(FileInputStream=partial(open, mode="rb"), FileOutputStream=partial(open, mode="wb"))
         return SimpleNamespace(
-            org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop, spark=spark)),
+            org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop, spark=spark, commons=commons)),
             java=SimpleNamespace(net=SimpleNamespace(URI=SimpleNamespace(create=str)), io=files),
             scala=SimpleNamespace(runtime=SimpleNamespace(ScalaRunTime=SimpleNamespace(stringOf=_texts))),
         )
@@ -105,9 +111,15 @@ def _texts(entries: list[_Status]) -> str:
     return f"Array({', '.join(entry.toString() for entry in entries)})"
 
 
-def _copy(source: Any, target: Any, count: int, close: bool) -> None:
-    content = source.read() if hasattr(source, "read") else source.readNBytes(count)
-    target.write(content)
+def _copy(source: Any, target: Any, buffer_size: int, close: bool) -> None:
+    """The overload with an int, which is the size of a buffer: it copies to the end."""
+    assert 0 < buffer_size <= 1 << 20
+    target.write(source.read() if hasattr(source, "read") else source.readNBytes(1 << 40))
+
+
+def _copy_range(source: Any, target: Any, skip: int, count: int) -> None:
+    source.readNBytes(skip)
+    target.write(source.readNBytes(count))
 
 
 class _Status:
@@ -161,7 +173,12 @@ class _Fs:
         return self._hadoop.called("listStatus", found)
 
     def open(self, path: str) -> _Input:
-        return self._hadoop.called("read", lambda: _Input(self._hadoop.files[path][0]))
+        def opened() -> _Input:
+            if path not in self._hadoop.files:
+                raise JavaError("FileNotFoundException", f"{path} does not exist")
+            return _Input(self._hadoop.files[path][0])
+
+        return self._hadoop.called("read", opened)
 
     def createFile(self, path: str) -> _Builder:  # Java's name
         return _Builder(self._hadoop, path, self._object_store)

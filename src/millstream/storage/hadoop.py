@@ -175,44 +175,66 @@ class _FileSystem:
 
     def read(self, uri: str, offset: int, length: int | None) -> bytes:
         path = self._path(uri)
+        if offset == 0 and length is None:
+            return self._read_whole(path)
         size = int(self._fs.getFileStatus(path).getLen())
         remaining = max(0, size - offset) if length is None else max(0, min(length, size - offset))
-        stream = self._fs.open(path)
-        try:
+        with self._stream(path) as stream:
             stream.seek(offset if remaining else 0)
             if remaining > _MAX_BYTES_PER_CALL:
-                data = self._read_through_file(stream, remaining)
+                data = self._through_file(lambda out: self._copy_range(stream, out, remaining))
             else:
                 data = bytes(stream.readNBytes(remaining))
-        finally:
-            stream.close()
-        if len(data) < remaining:
-            raise EOFError(f"{remaining - len(data)} bytes are missing at its end")
+        if len(data) != remaining:
+            raise EOFError(f"{len(data)} of {remaining} bytes were read")
         return data
 
-    def _read_through_file(self, stream: Any, length: int) -> bytes:
-        with tempfile.NamedTemporaryFile(prefix="millstream-") as file:
-            self._copy_to_file(stream, file.name, length)
-            return file.read()
+    def _read_whole(self, path: Any) -> bytes:
+        """To the end of the stream. A size that was read before may be that of an object which was replaced since."""
+        with self._stream(path) as stream:
+            first = bytes(stream.readNBytes(_MAX_BYTES_PER_CALL))
+            if len(first) < _MAX_BYTES_PER_CALL:
+                return first
+            return first + self._through_file(lambda out: self._copy_to_end(stream, out))
 
     def fetch(self, uri: str, target: Path) -> None:
         path = self._path(uri)
         size = int(self._fs.getFileStatus(path).getLen())
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        with self._stream(path) as stream:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            with self._file_output(str(target)) as out:
+                self._copy_to_end(stream, out)
+        if target.stat().st_size != size:
+            raise EOFError(f"{target.stat().st_size} of {size} bytes were read")
+
+    @contextmanager
+    def _stream(self, path: Any) -> Iterator[Any]:
         stream = self._fs.open(path)
         try:
-            self._copy_to_file(stream, str(target), size)
+            yield stream
         finally:
             stream.close()
-        if target.stat().st_size != size:
-            raise EOFError(f"{size - target.stat().st_size} bytes are missing at its end")
 
-    def _copy_to_file(self, stream: Any, target: str, length: int) -> None:
-        out = self._jvm.java.io.FileOutputStream(target)
+    @contextmanager
+    def _file_output(self, name: str) -> Iterator[Any]:
+        out = self._jvm.java.io.FileOutputStream(name)
         try:
-            self._jvm.org.apache.hadoop.io.IOUtils.copyBytes(stream, out, length, False)
+            yield out
         finally:
             out.close()
+
+    def _through_file(self, copy: Callable[[Any], None]) -> bytes:
+        with tempfile.NamedTemporaryFile(prefix="millstream-") as file:
+            with self._file_output(file.name) as out:
+                copy(out)
+            return file.read()
+
+    def _copy_to_end(self, stream: Any, out: Any) -> None:
+        self._jvm.org.apache.hadoop.io.IOUtils.copyBytes(stream, out, _COPY_BYTES, False)
+
+    def _copy_range(self, stream: Any, out: Any, length: int) -> None:
+        # Not Hadoop's IOUtils: py4j sends a number as an int, and Hadoop takes an int as the size of a buffer.
+        self._jvm.org.apache.commons.io.IOUtils.copyLarge(stream, out, 0, length)
 
     def _write(self, stream: Any, parts: tuple[Buffer, ...]) -> None:
         views = [memoryview(part).cast("B") for part in parts]

@@ -55,7 +55,7 @@ def test_directory_with_other_files_is_refused(checkpoint: Checkpoint) -> None:
 
 def test_outage_is_not_reported_as_a_checkpoint_that_does_not_fit(checkpoint: Checkpoint, hadoop: FakeHadoop) -> None:
     checkpoint.open(planned())
-    hadoop.fail("getFileStatus", JavaError("ConnectException", "Connection refused"))
+    hadoop.fail("read", JavaError("ConnectException", "Connection refused"))
     with pytest.raises(StorageUnavailable, match=LOCATION):
         checkpoint.check(planned())
 

@@ -58,6 +58,13 @@ def test_failed_write_leaves_the_previous_object(storage: Storage, hadoop: FakeH
     assert [entry.name for entry in storage.list()] == ["record"]
 
 
+def test_object_that_is_replaced_during_a_read_is_read_whole(storage: Storage, hadoop: FakeHadoop) -> None:
+    for call in ("getFileStatus", "read"):
+        storage.write("record", b"previous")
+        hadoop.then(call, lambda: hadoop.store(storage.uri("record"), b"a longer replacement"))
+        assert storage.read("record") in (b"previous", b"a longer replacement")
+
+
 @pytest.mark.parametrize("call", ["hsync", "write", "close", "rename"])
 def test_failure_whose_text_resembles_a_refusal_is_a_failure(hadoop: FakeHadoop, call: str) -> None:
     storage = open_storage("hdfs://namenode/d", lambda: hadoop)
