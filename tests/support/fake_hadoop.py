@@ -32,9 +32,11 @@ class FakeHadoop:
     was applied. ``then(call, action)`` runs an action after it.
 
     A store whose scheme is in ``object_stores`` shows an object when its stream is closed; the others show it at once.
+    A store whose scheme is in ``non_atomic`` replaces by a deletion, which is the call ``replace``, and a rename.
     """
 
     object_stores = ("s3a", "gs")
+    non_atomic = ("abfss", "webhdfs")
 
     def __init__(self) -> None:
         self.files: dict[str, tuple[bytes, int]] = {}
@@ -71,7 +73,7 @@ class FakeHadoop:
     def store(self, path: str, content: bytes) -> None:
         self.files[path] = (content, next(self._clock))
         parent = path.rpartition("/")[0]
-        while parent.rpartition("/")[0] not in ("hdfs:/", "s3a:/", "gs:/", ""):
+        while not parent.rpartition("/")[0].endswith((":/", ":")):
             self.directories.add(parent)
             parent = parent.rpartition("/")[0]
 
@@ -80,7 +82,7 @@ class FakeHadoop:
             fs=SimpleNamespace(
                 Path=str,
                 FileSystem=SimpleNamespace(newInstance=lambda uri, conf: self.called("open", lambda: _Fs(self, uri))),
-                FileContext=SimpleNamespace(getFileContext=lambda uri, conf: _Context(self)),
+                FileContext=SimpleNamespace(getFileContext=lambda uri, conf: _Context(self, uri)),
                 Options=SimpleNamespace(Rename=SimpleNamespace(OVERWRITE="OVERWRITE", NONE="NONE")),
             ),
             conf=SimpleNamespace(Configuration=lambda given: given),
@@ -279,13 +281,21 @@ class _Input:
 
 
 class _Context:
-    def __init__(self, hadoop: FakeHadoop) -> None:
+    def __init__(self, hadoop: FakeHadoop, uri: str) -> None:
         self._hadoop = hadoop
+        self._atomic = urlsplit(uri).scheme not in hadoop.non_atomic
 
     def rename(self, source: str, target: str, options: list[str]) -> None:
+        def deleted() -> None:
+            self._hadoop.files.pop(target, None)
+
         def renamed() -> None:
             if options[0] == "NONE" and target in self._hadoop.files:
                 raise JavaError("FileAlreadyExistsException", target)
+            if source not in self._hadoop.files:
+                raise JavaError("FileNotFoundException", f"{source} does not exist")
             self._hadoop.files[target] = self._hadoop.files.pop(source)
 
+        if options[0] == "OVERWRITE" and not self._atomic:
+            self._hadoop.called("replace", deleted)
         self._hadoop.called("rename", renamed)

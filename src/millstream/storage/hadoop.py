@@ -4,8 +4,9 @@ How an object becomes visible (``_PUT_IS_ATOMIC`` lists the schemes of the first
 
 - Object stores: the object appears when its stream is closed. ``write`` replaces. ``create`` is a conditional PUT,
   which the store refuses if the name exists (S3: ``If-None-Match: *``).
-- All others: a temporary file, hsync, and a rename, which is atomic in HDFS. ``write`` renames with OVERWRITE;
-  ``create`` without, which fails if the name exists.
+- All others: a temporary file, hsync, and a rename. ``write`` renames with OVERWRITE; ``create`` without, which fails
+  if the name exists. HDFS replaces in one step. Others (Azure, WebHDFS) delete the old object and then rename: for a
+  moment there is none, and a writer that is killed at that moment leaves only the temporary file.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class HadoopStorage(Storage):
             if fs.put_is_atomic:
                 fs.put(self.uri(name), parts, replace=True)
             else:
-                self._rename_new(fs, name, parts, replace=True)
+                self._replace(fs, self._temporary(fs, name, parts), self.uri(name))
 
     def create(self, name: str, *parts: Buffer) -> bool:
         if self.exists(name):
@@ -74,25 +75,37 @@ class HadoopStorage(Storage):
         with self._client.use(self.uri(name)) as fs:
             if fs.put_is_atomic:
                 return fs.put(self.uri(name), parts, replace=False)
-            return self._rename_new(fs, name, parts, replace=False)
+            temporary = self._temporary(fs, name, parts)
+            try:
+                # The name of the temporary file is random. If it is gone after a refusal, an earlier attempt of this
+                # call was applied and its reply was lost.
+                return fs.rename(temporary, self.uri(name), replace=False) or not fs.exists(temporary)
+            finally:
+                fs.discard(temporary)
 
-    def _rename_new(self, fs: _FileSystem, name: str, parts: tuple[Buffer, ...], *, replace: bool) -> bool:
+    def _temporary(self, fs: _FileSystem, name: str, parts: tuple[Buffer, ...]) -> str:
+        """Writes a complete, invisible file next to the object. Returns its URI."""
         parent, _, last = name.rpartition("/")
         temporary = self.uri(f"{parent}/" * bool(parent) + f"{_TEMPORARY}{last}.{token_hex(6)}")
         try:
             if not fs.put(temporary, parts, replace=False):
                 raise FileExistsError(temporary)
-            # The name of the temporary file is random. If it is gone after a refusal, an earlier attempt of this call
-            # was applied and its reply was lost.
-            return fs.rename(temporary, self.uri(name), replace=replace) or not fs.exists(temporary)
         except BaseException:
-            with suppress(Exception):  # the first error matters; the file stays invisible
-                fs.delete(temporary)
+            fs.discard(temporary)
             raise
-        finally:
-            if not replace:
-                with suppress(Exception):
-                    fs.delete(temporary)
+        return temporary
+
+    def _replace(self, fs: _FileSystem, temporary: str, target: str) -> None:
+        """Renames over the target. A store that cannot do that in one step deletes the target first. If its rename
+        then fails, the temporary file has the only content: it is kept, and the rename is tried once more."""
+        try:
+            fs.rename(temporary, target, replace=True)
+        except Exception:
+            if fs.exists(target):
+                fs.discard(temporary)
+                raise
+            if not fs.rename(temporary, target, replace=False):
+                raise
 
     def delete(self, name: str) -> None:
         with self._client.use(self.uri(name)) as fs:
@@ -295,6 +308,11 @@ class _FileSystem:
         path = self._path(uri)
         if not self._fs.delete(path, True) and self._fs.exists(path):
             raise OSError("the store did not delete it")
+
+    def discard(self, uri: str) -> None:
+        """Removes a temporary file, if the store allows it now. It is invisible, and an earlier error matters more."""
+        with suppress(Exception):
+            self.delete(uri)
 
     def list(self, uri: str) -> list[StoredObject]:
         try:

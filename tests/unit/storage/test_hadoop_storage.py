@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,9 @@ from support.storage_contract import StorageContract
 @pytest.fixture
 def hadoop() -> FakeHadoop:
     return FakeHadoop()
+
+
+NON_ATOMIC = "abfss://container@account.dfs.core.windows.net/pipelines/orders"
 
 
 @pytest.fixture(params=["hdfs://namenode:8020/pipelines/orders", "s3a://bucket/pipelines/orders"])
@@ -56,6 +61,49 @@ def test_failed_write_leaves_the_previous_object(storage: Storage, hadoop: FakeH
     assert raised.value.location == storage.uri("record")
     assert storage.read("record") == b"previous"
     assert [entry.name for entry in storage.list()] == ["record"]
+
+
+REFUSED = JavaError("ConnectException", "Connection refused")
+
+
+def test_replacement_that_fails_after_the_deletion_of_the_old_object_is_completed(hadoop: FakeHadoop) -> None:
+    storage = open_storage(NON_ATOMIC, lambda: hadoop)
+    storage.write("record", b"previous")
+    hadoop.fail("rename", REFUSED)
+    storage.write("record", b"next")
+    assert storage.read("record") == b"next"
+    assert sorted(hadoop.files) == [storage.uri("record")]
+
+
+def test_replacement_that_cannot_be_completed_keeps_the_new_content(
+    hadoop: FakeHadoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(NON_ATOMIC, lambda: hadoop)
+    storage.write("record", b"previous")
+    called = hadoop.called
+
+    def refuse_renames(call: str, apply: Callable[[], Any]) -> Any:
+        if call == "rename":
+            raise REFUSED
+        return called(call, apply)
+
+    monkeypatch.setattr(hadoop, "called", refuse_renames)
+    with pytest.raises(StorageUnavailable) as raised:
+        storage.write("record", b"next")
+    assert [content for content, _ in hadoop.files.values()] == [b"next"]
+    assert "record" in str(raised.value)
+    monkeypatch.undo()
+    storage.write("record", b"later")
+    assert storage.read("record") == b"later"
+
+
+def test_first_write_that_fails_publishes_nothing(hadoop: FakeHadoop) -> None:
+    storage = open_storage(NON_ATOMIC, lambda: hadoop)
+    hadoop.fail("write", REFUSED)
+    with pytest.raises(StorageUnavailable):
+        storage.write("record", b"partial")
+    assert not storage.exists("record")
+    assert storage.list() == []
 
 
 def test_object_that_is_replaced_during_a_read_is_read_whole(storage: Storage, hadoop: FakeHadoop) -> None:
