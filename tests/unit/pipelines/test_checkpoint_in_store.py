@@ -41,6 +41,14 @@ def test_progress_is_read_from_spark_s_logs(checkpoint: Checkpoint) -> None:
     assert batch.committed_ms is not None
 
 
+def test_start_with_an_unchanged_spec_replaces_no_file(checkpoint: Checkpoint, hadoop: FakeHadoop) -> None:
+    """Some stores cannot replace a file in one step."""
+    application = checkpoint.open(planned())
+    before = dict(hadoop.files)
+    assert checkpoint.open(planned()) == application
+    assert hadoop.files == before
+
+
 def test_checkpoint_of_another_pipeline_is_refused(checkpoint: Checkpoint) -> None:
     checkpoint.open(planned())
     with pytest.raises(CheckpointRefused, match="belongs to pipeline 'orders'"):
