@@ -116,6 +116,28 @@ def test_batch_in_a_queue_is_fetched_for_a_sink_that_the_driver_writes(hadoop: F
     assert [entry.name for entry in queue.list()] == ["delivered"]
 
 
+@pytest.mark.parametrize("call", ["delete", "create"])
+def test_drop_that_an_outage_interrupts_is_continued(hadoop: FakeHadoop, call: str) -> None:
+    """Otherwise the next attempt drops another batch, and the first one is lost without a report."""
+    queue = SinkQueue(Checkpoint(LOCATION, lambda: hadoop).queue("optional"), 1000)
+
+    def fill(uri: str) -> int:
+        hadoop.store(f"{uri}/part-0.parquet", b"rows")
+        hadoop.store(f"{uri}/_SUCCESS", b"")
+        return 1
+
+    for batch_id in (1, 2):
+        queue.put(batch_id, fill)
+    hadoop.fail(call, JavaError("ConnectException", "Connection refused"))
+    with pytest.raises(StorageUnavailable):
+        queue.drop_oldest()
+    remaining = queue.oldest()
+    assert remaining is not None
+    assert remaining.id == 2
+    assert queue.drop_oldest() == 1
+    assert (queue.delivered(), queue.count()) == (1, 1)
+
+
 def test_sessions_with_a_checkpoint_in_a_store_rename_without_replacing() -> None:
     local = make_plan(pipeline())
     stored = make_plan(pipeline(checkpoint={"path": LOCATION}))
