@@ -23,6 +23,7 @@ from millstream.storage import (
     open_storage,
 )
 from millstream.storage.location import check_location
+from support import fake_hadoop
 from support.fake_hadoop import FakeHadoop, JavaError
 from support.storage_contract import StorageContract
 
@@ -145,8 +146,6 @@ def test_rename_that_the_client_repeated_after_a_lost_reply_counts_as_created(ha
 
 
 def test_create_in_s3_requires_a_conditional_put(hadoop: FakeHadoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    from support import fake_hadoop
-
     required: list[tuple[str, bool]] = []
     original = fake_hadoop._Builder.must
 
@@ -200,6 +199,15 @@ def test_errors_of_the_store_are_told_apart(
     assert type(raised.value) is expected
     assert "s3a://bucket/d" in str(raised.value)
     assert advice in str(raised.value)
+
+
+def test_object_that_was_not_deleted_is_reported_as_such(hadoop: FakeHadoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = open_storage("hdfs://namenode/d", lambda: hadoop)
+    storage.write("record", b"1")
+    monkeypatch.setattr(fake_hadoop._Fs, "delete", lambda *arguments: False)
+    with pytest.raises(StorageUnavailable, match="did not delete") as raised:
+        storage.delete("record")
+    assert "JVM" not in str(raised.value)
 
 
 def test_store_without_datanodes_is_not_full(hadoop: FakeHadoop) -> None:
