@@ -6,7 +6,9 @@ CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/millstream-tests"
 
 if [ ! -x "$CACHE/moto/bin/moto_server" ]; then
   .venv/bin/python -m venv "$CACHE/moto"
-  "$CACHE/moto/bin/pip" install -q -c constraints.txt --group s3
+  # Without constraints.txt: moto needs an older dateutil than the documentation's tools.
+  "$CACHE/moto/bin/python" -m pip install -q --disable-pip-version-check "pip>=25.1"
+  "$CACHE/moto/bin/python" -m pip install -q --disable-pip-version-check --group s3
 fi
 if [ ! -e "$CACHE/s3a-$HADOOP/ready" ]; then
   command -v mvn >/dev/null || { echo "Maven is missing: apt-get install maven" >&2; exit 1; }

@@ -29,12 +29,14 @@ class JavaError(Exception):
 
 class FakeHadoop:
     """A py4j gateway. ``fail(call, error)`` makes the next call of this name raise, ``lose_reply`` after it
-    was applied.
+    was applied. ``then(call, action)`` runs an action after it.
 
     A store whose scheme is in ``object_stores`` shows an object when its stream is closed; the others show it at once.
+    A store whose scheme is in ``non_atomic`` replaces by a deletion, which is the call ``replace``, and a rename.
     """
 
     object_stores = ("s3a", "gs")
+    non_atomic = ("abfss", "webhdfs")
 
     def __init__(self) -> None:
         self.files: dict[str, tuple[bytes, int]] = {}
@@ -45,6 +47,7 @@ class FakeHadoop:
         self._clock = itertools.count(int(time.time() * 1000))
         self._before: dict[str, JavaError] = {}
         self._after: dict[str, JavaError] = {}
+        self._then: dict[str, Callable[[], None]] = {}
         self.new_array = lambda kind, length: [None] * length
         self.jvm = self._jvm()
 
@@ -54,11 +57,15 @@ class FakeHadoop:
     def lose_reply(self, call: str, error: JavaError) -> None:
         self._after[call] = error
 
+    def then(self, call: str, action: Callable[[], None]) -> None:
+        self._then[call] = action
+
     def called(self, call: str, apply: Callable[[], Any]) -> Any:
         with self.lock:
             if call in self._before:
                 raise self._before.pop(call)
             result = apply()
+            self._then.pop(call, lambda: None)()
             if call in self._after:
                 raise self._after.pop(call)
             return result
@@ -66,7 +73,7 @@ class FakeHadoop:
     def store(self, path: str, content: bytes) -> None:
         self.files[path] = (content, next(self._clock))
         parent = path.rpartition("/")[0]
-        while parent.rpartition("/")[0] not in ("hdfs:/", "s3a:/", "gs:/", ""):
+        while not parent.rpartition("/")[0].endswith((":/", ":")):
             self.directories.add(parent)
             parent = parent.rpartition("/")[0]
 
@@ -75,12 +82,13 @@ class FakeHadoop:
             fs=SimpleNamespace(
                 Path=str,
                 FileSystem=SimpleNamespace(newInstance=lambda uri, conf: self.called("open", lambda: _Fs(self, uri))),
-                FileContext=SimpleNamespace(getFileContext=lambda uri, conf: _Context(self)),
+                FileContext=SimpleNamespace(getFileContext=lambda uri, conf: _Context(self, uri)),
                 Options=SimpleNamespace(Rename=SimpleNamespace(OVERWRITE="OVERWRITE", NONE="NONE")),
             ),
             conf=SimpleNamespace(Configuration=lambda given: given),
             io=SimpleNamespace(IOUtils=SimpleNamespace(copyBytes=_copy)),
         )
+        commons = SimpleNamespace(io=SimpleNamespace(IOUtils=SimpleNamespace(copyLarge=_copy_range)))
         configuration = SimpleNamespace(getPropertySources=lambda name: None, set=self.settings.__setitem__)
         active = SimpleNamespace(isDefined=lambda: False)
         module = SimpleNamespace(**{"MODULE$": SimpleNamespace(getActive=lambda: active)})
@@ -95,7 +103,7 @@ class FakeHadoop:
         )
         files = SimpleNamespace(FileInputStream=partial(open, mode="rb"), FileOutputStream=partial(open, mode="wb"))
         return SimpleNamespace(
-            org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop, spark=spark)),
+            org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop, spark=spark, commons=commons)),
             java=SimpleNamespace(net=SimpleNamespace(URI=SimpleNamespace(create=str)), io=files),
             scala=SimpleNamespace(runtime=SimpleNamespace(ScalaRunTime=SimpleNamespace(stringOf=_texts))),
         )
@@ -105,9 +113,15 @@ def _texts(entries: list[_Status]) -> str:
     return f"Array({', '.join(entry.toString() for entry in entries)})"
 
 
-def _copy(source: Any, target: Any, count: int, close: bool) -> None:
-    content = source.read() if hasattr(source, "read") else source.readNBytes(count)
-    target.write(content)
+def _copy(source: Any, target: Any, buffer_size: int, close: bool) -> None:
+    """The overload with an int, which is the size of a buffer: it copies to the end."""
+    assert 0 < buffer_size <= 1 << 20
+    target.write(source.read() if hasattr(source, "read") else source.readNBytes(1 << 40))
+
+
+def _copy_range(source: Any, target: Any, skip: int, count: int) -> None:
+    source.readNBytes(skip)
+    target.write(source.readNBytes(count))
 
 
 class _Status:
@@ -161,7 +175,12 @@ class _Fs:
         return self._hadoop.called("listStatus", found)
 
     def open(self, path: str) -> _Input:
-        return self._hadoop.called("read", lambda: _Input(self._hadoop.files[path][0]))
+        def opened() -> _Input:
+            if path not in self._hadoop.files:
+                raise JavaError("FileNotFoundException", f"{path} does not exist")
+            return _Input(self._hadoop.files[path][0])
+
+        return self._hadoop.called("read", opened)
 
     def createFile(self, path: str) -> _Builder:  # Java's name
         return _Builder(self._hadoop, path, self._object_store)
@@ -262,13 +281,21 @@ class _Input:
 
 
 class _Context:
-    def __init__(self, hadoop: FakeHadoop) -> None:
+    def __init__(self, hadoop: FakeHadoop, uri: str) -> None:
         self._hadoop = hadoop
+        self._atomic = urlsplit(uri).scheme not in hadoop.non_atomic
 
     def rename(self, source: str, target: str, options: list[str]) -> None:
+        def deleted() -> None:
+            self._hadoop.files.pop(target, None)
+
         def renamed() -> None:
             if options[0] == "NONE" and target in self._hadoop.files:
                 raise JavaError("FileAlreadyExistsException", target)
+            if source not in self._hadoop.files:
+                raise JavaError("FileNotFoundException", f"{source} does not exist")
             self._hadoop.files[target] = self._hadoop.files.pop(source)
 
+        if options[0] == "OVERWRITE" and not self._atomic:
+            self._hadoop.called("replace", deleted)
         self._hadoop.called("rename", renamed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,21 @@ class StorageContract:
         assert storage.read("range", 8) == b"89"
         assert storage.read("range", 8, 10) == b"89"
         assert storage.read("range", 10, 5) == b""
+
+    def test_reads_a_large_range(self, storage: Storage) -> None:
+        content = bytes(range(256)) * 8_000
+        storage.write("large", content)
+        assert storage.read("large", 1000, 600_000) == content[1000:601_000]
+        assert storage.read("large", 1000) == content[1000:]
+
+    def test_fetch_copies_to_a_private_file(self, storage: Storage, tmp_path: Path) -> None:
+        for name, content in (("empty", b""), ("small", b"1"), ("large", bytes(range(256)) * 8_000)):
+            storage.write(name, content)
+            storage.fetch(name, tmp_path / name)
+            assert (tmp_path / name).read_bytes() == content
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+        with pytest.raises(ObjectMissing):
+            storage.fetch("missing", tmp_path / "missing")
 
     def test_empty_object_is_kept(self, storage: Storage) -> None:
         storage.write("empty")
@@ -70,7 +86,7 @@ class StorageContract:
         assert [entry.name for entry in storage.list()] == ["raced"]
 
     def test_reader_never_sees_a_partial_object(self, storage: Storage) -> None:
-        versions = [bytes([number]) * 300_000 for number in range(6)]
+        versions = [bytes([number]) * (100_000 * (number + 1)) for number in range(6)]
         storage.write("shared", versions[0])
         done = threading.Event()
         seen = []

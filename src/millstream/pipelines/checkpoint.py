@@ -153,7 +153,8 @@ class Checkpoint:
                 return str(identity["application"])
             self.check(plan)
             identity = self.identity() or identity
-        self.storage.write(_FILE, json.dumps(identity | current, indent=1).encode())
+        if identity | current != identity:
+            self.storage.write(_FILE, json.dumps(identity | current, indent=1).encode())
         return str(identity["application"])
 
     def make_directory(self) -> None:

@@ -44,6 +44,7 @@ from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import CheckpointLocked, LeaseLost, LeaseUnverified, StopRequested, short
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.redis_address import RedisAddress
+from millstream.storage import StorageUnavailable
 
 if TYPE_CHECKING:
     from millstream.broker import BlockingBroker
@@ -54,7 +55,8 @@ LEASE_S = 15.0
 """How long a lease lasts without a renewal."""
 _RENEWALS_PER_LEASE = 4
 _RETRY_S = 0.2
-_PASSING = (BrokerUnavailable, ServerLoading, ReadOnlyReplica, OutOfMemory)
+TRANSIENT = (BrokerUnavailable, ServerLoading, ReadOnlyReplica, OutOfMemory, StorageUnavailable)
+"""Errors of Redis, and of the checkpoint's store, after which the lease is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,8 @@ class RunLease:
         self._lock = threading.RLock()
         self._broker: BlockingBroker | None = None
         self._keys: _Keys | None = None
+        self._keys_of_another: _Keys | None = None
+        """Of the lease that refused this process last. A waiting standby asks only Redis, and not the store."""
         self._record: bytes | None = None
         self._released = False
         self._stop = threading.Event()
@@ -191,7 +195,7 @@ class RunLease:
         """Take the lease. Raises CheckpointLocked if another process holds it, or holds the lock on this machine.
 
         If Redis does not answer, the lock on this machine is enough to start: the lease is taken later, and no batch
-        begins before (``verify``).
+        begins before (``verify``). A checkpoint in a store has no such lock, so the error of Redis is raised.
         """
         locked = self._lock_here()
         if self.address is None:
@@ -200,9 +204,11 @@ class RunLease:
             return
         try:
             self._take(locked)
-        except _PASSING as error:
+        except TRANSIENT as error:
             if locked is not None:
                 raise locked from None
+            if not self.checkpoint.is_local:
+                raise
             log.warning("pipeline %s: no lease yet; batches wait for it: %s", self._name, short(error))
         except BaseException:
             if locked is None and self._record is None:
@@ -259,7 +265,7 @@ class RunLease:
             try:
                 self._confirm()
                 return
-            except _PASSING as error:
+            except TRANSIENT as error:
                 attempts += 1
                 if attempts == 1:
                     log.warning("pipeline %s: waiting to verify its lease: %s", self._name, short(error))
@@ -313,12 +319,11 @@ class RunLease:
     def _take(self, locked: CheckpointLocked | None) -> None:
         """Take the lease. ``locked``: why this process could not lock the checkpoint on this machine, if so."""
         broker = self._open()
+        if self._keys_of_another is not None:
+            self._read_unless_held(broker, self._keys_of_another)
         while True:
             keys = _Keys(self._application(locked))
-            record, running = _read(broker, keys)
-            holder = Holder.parse(record)
-            if running is not None and holder is not None and not holder.is_dead():
-                raise self._refused(holder)
+            record, running, holder = self._read_unless_held(broker, keys)
             if locked is not None and holder is None:
                 raise locked  # that process runs without a lease: Redis was away or has lost its data
             member = self.holder.text()
@@ -340,6 +345,17 @@ class RunLease:
         if locked is not None:
             self.checkpoint.lock(take_over=True)
 
+    def _read_unless_held(
+        self, broker: BlockingBroker, keys: _Keys
+    ) -> tuple[bytes | None, bytes | None, Holder | None]:
+        """Return the owner record, the record of the running process, and the last holder. Raises CheckpointLocked."""
+        record, running = _read(broker, keys)
+        holder = Holder.parse(record)
+        if running is not None and holder is not None and not holder.is_dead():
+            self._keys_of_another = keys
+            raise self._refused(holder)
+        return record, running, holder
+
     def _application(self, locked: CheckpointLocked | None) -> str:
         """Return the application id of the checkpoint, which is created if there is none."""
         identity = self.checkpoint.identity()
@@ -358,7 +374,7 @@ class RunLease:
                 self._confirm()
             except (LeaseLost, StopRequested):
                 return
-            except _PASSING as error:
+            except TRANSIENT as error:
                 log.debug("pipeline %s: the lease could not be renewed: %s", self._name, short(error))
             except Exception as error:  # the thread must not end while the lease may still be good
                 log.warning("pipeline %s: the lease could not be renewed: %s", self._name, short(error))

@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from millstream.model import Observer, quiet
-from millstream.pipelines.errors import CheckpointLocked, PipelineUnknown
+from millstream.pipelines.errors import CheckpointLocked, PipelineUnknown, short
 from millstream.pipelines.plan import PipelinePlan, make_plan
 from millstream.pipelines.query import PipelineRun
 from millstream.pipelines.redis_address import SecretFiles
-from millstream.pipelines.run_lease import LEASE_S, RunLease
+from millstream.pipelines.run_lease import LEASE_S, TRANSIENT, RunLease
 from millstream.pipelines.session import (
     SqlParser,
     check_before,
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOOK_S = 0.25
+
+
+def _holder(locked: CheckpointLocked) -> str:
+    return f"process {locked.process or 'unknown'} on host {locked.host or 'unknown'}"
 
 
 def _silence(line: str) -> None:
@@ -127,8 +131,10 @@ class Runner:
             self._say(f"{run.name}: {run.beginning()}")
 
     def _acquire(self, name: str, lease: RunLease) -> None:
-        """Take the lease of a pipeline. A standby waits for it until it is asked to stop."""
-        reported = None
+        """Take the lease of a pipeline. A standby waits for it until it is asked to stop. While Redis or the store does
+        not answer, a standby waits as well, and another start until ``retry.deadline``."""
+        reported: CheckpointLocked | None = None
+        outage_began: float | None = None
         while True:
             try:
                 lease.acquire()
@@ -136,16 +142,27 @@ class Runner:
             except CheckpointLocked as locked:
                 if not self._standby or self._stop_asked:
                     raise
-                holder = (locked.process, locked.host, locked.since)
-                if holder != reported:
-                    reported = holder
+                outage_began = None
+                if str(locked) != str(reported):
+                    reported = locked
                     self._say(
-                        f"{name}: standby: process {locked.process or 'unknown'} on host {locked.host or 'unknown'} "
-                        f"runs it since {locked.since or 'an unknown time'}; waiting for its lease to end ..."
+                        f"{name}: standby: {_holder(locked)} runs it since {locked.since or 'an unknown time'}; "
+                        "waiting for its lease to end ..."
                     )
+            except TRANSIENT as error:
+                if outage_began is None:
+                    outage_began = time.monotonic()
+                    self._say(f"{name}: waiting for its lease: {short(error)}")
+                if self._stop_asked or self._is_over(name, outage_began):
+                    raise
             time.sleep(_LOOK_S)
         if reported is not None:
-            self._say(f"{name}: took over from process {reported[0] or 'unknown'} on host {reported[1] or 'unknown'}")
+            self._say(f"{name}: took over from {_holder(reported)}")
+
+    def _is_over(self, name: str, outage_began: float) -> bool:
+        """Whether a start has waited for long enough. A standby waits without end."""
+        retry = next(made.pipeline.spec.retry for made in self.plans if made.pipeline.name == name)
+        return not self._standby and retry.over((time.monotonic() - outage_began) * 1000)
 
     def wait(self, each: Callable[[list[PipelineStatus]], None] | None = None) -> bool:
         """Waits until every pipeline has ended or a stop is requested; true if none has failed.

@@ -110,6 +110,7 @@ class SinkQueue:
         storage.make()
         self._delivered = self._last_delivered()
         self._batches: dict[int, StoredBatch] = {}
+        self._dropping: StoredBatch | None = None
         self._load()
 
     def _load(self) -> None:
@@ -203,10 +204,14 @@ class SinkQueue:
             self._remove(batch.directory)
 
     def drop_oldest(self) -> int | None:
-        """Drops the oldest batch, and returns which it was; None if the queue is empty."""
+        """Drops the oldest batch, and returns which it was; None if the queue is empty. Only one thread calls it.
+
+        If the store does not answer, the next call continues with the same batch.
+        """
         with self._lock:
-            batch_id = min(self._batches, default=None)
-            batch = None if batch_id is None else self._batches.pop(batch_id)
+            if self._dropping is None and self._batches:
+                self._dropping = self._batches.pop(min(self._batches))
+        batch = self._dropping
         if batch is None:
             return None
         # On a full disk there is no room for the mark until the files are removed. The manifest goes first: without
@@ -214,6 +219,7 @@ class SinkQueue:
         self.storage.delete(_manifest(batch.id))
         self._remove(batch.directory)
         self.done(batch.id)
+        self._dropping = None
         return batch.id
 
     def delivered(self) -> int:

@@ -4,8 +4,9 @@ How an object becomes visible (``_PUT_IS_ATOMIC`` lists the schemes of the first
 
 - Object stores: the object appears when its stream is closed. ``write`` replaces. ``create`` is a conditional PUT,
   which the store refuses if the name exists (S3: ``If-None-Match: *``).
-- All others: a temporary file, hsync, and a rename, which is atomic in HDFS. ``write`` renames with OVERWRITE;
-  ``create`` without, which fails if the name exists.
+- All others: a temporary file, hsync, and a rename. ``write`` renames with OVERWRITE; ``create`` without, which fails
+  if the name exists. HDFS replaces in one step. Others (Azure, WebHDFS) delete the old object and then rename: for a
+  moment there is none, and a writer that is killed at that moment leaves only the temporary file.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class HadoopStorage(Storage):
             if fs.put_is_atomic:
                 fs.put(self.uri(name), parts, replace=True)
             else:
-                self._rename_new(fs, name, parts, replace=True)
+                self._replace(fs, self._temporary(fs, name, parts), self.uri(name))
 
     def create(self, name: str, *parts: Buffer) -> bool:
         if self.exists(name):
@@ -74,25 +75,37 @@ class HadoopStorage(Storage):
         with self._client.use(self.uri(name)) as fs:
             if fs.put_is_atomic:
                 return fs.put(self.uri(name), parts, replace=False)
-            return self._rename_new(fs, name, parts, replace=False)
+            temporary = self._temporary(fs, name, parts)
+            try:
+                # The name of the temporary file is random. If it is gone after a refusal, an earlier attempt of this
+                # call was applied and its reply was lost.
+                return fs.rename(temporary, self.uri(name), replace=False) or not fs.exists(temporary)
+            finally:
+                fs.discard(temporary)
 
-    def _rename_new(self, fs: _FileSystem, name: str, parts: tuple[Buffer, ...], *, replace: bool) -> bool:
+    def _temporary(self, fs: _FileSystem, name: str, parts: tuple[Buffer, ...]) -> str:
+        """Writes a complete, invisible file next to the object. Returns its URI."""
         parent, _, last = name.rpartition("/")
         temporary = self.uri(f"{parent}/" * bool(parent) + f"{_TEMPORARY}{last}.{token_hex(6)}")
         try:
             if not fs.put(temporary, parts, replace=False):
                 raise FileExistsError(temporary)
-            # The name of the temporary file is random. If it is gone after a refusal, an earlier attempt of this call
-            # was applied and its reply was lost.
-            return fs.rename(temporary, self.uri(name), replace=replace) or not fs.exists(temporary)
         except BaseException:
-            with suppress(Exception):  # the first error matters; the file stays invisible
-                fs.delete(temporary)
+            fs.discard(temporary)
             raise
-        finally:
-            if not replace:
-                with suppress(Exception):
-                    fs.delete(temporary)
+        return temporary
+
+    def _replace(self, fs: _FileSystem, temporary: str, target: str) -> None:
+        """Renames over the target. A store that cannot do that in one step deletes the target first. If its rename
+        then fails, the temporary file has the only content: it is kept, and the rename is tried once more."""
+        try:
+            fs.rename(temporary, target, replace=True)
+        except Exception:
+            if fs.exists(target):
+                fs.discard(temporary)
+                raise
+            if not fs.rename(temporary, target, replace=False):
+                raise
 
     def delete(self, name: str) -> None:
         with self._client.use(self.uri(name)) as fs:
@@ -175,44 +188,66 @@ class _FileSystem:
 
     def read(self, uri: str, offset: int, length: int | None) -> bytes:
         path = self._path(uri)
+        if offset == 0 and length is None:
+            return self._read_whole(path)
         size = int(self._fs.getFileStatus(path).getLen())
         remaining = max(0, size - offset) if length is None else max(0, min(length, size - offset))
-        stream = self._fs.open(path)
-        try:
+        with self._stream(path) as stream:
             stream.seek(offset if remaining else 0)
             if remaining > _MAX_BYTES_PER_CALL:
-                data = self._read_through_file(stream, remaining)
+                data = self._through_file(lambda out: self._copy_range(stream, out, remaining))
             else:
                 data = bytes(stream.readNBytes(remaining))
-        finally:
-            stream.close()
-        if len(data) < remaining:
-            raise EOFError(f"{remaining - len(data)} bytes are missing at its end")
+        if len(data) != remaining:
+            raise EOFError(f"{len(data)} of {remaining} bytes were read")
         return data
 
-    def _read_through_file(self, stream: Any, length: int) -> bytes:
-        with tempfile.NamedTemporaryFile(prefix="millstream-") as file:
-            self._copy_to_file(stream, file.name, length)
-            return file.read()
+    def _read_whole(self, path: Any) -> bytes:
+        """To the end of the stream. A size that was read before may be that of an object which was replaced since."""
+        with self._stream(path) as stream:
+            first = bytes(stream.readNBytes(_MAX_BYTES_PER_CALL))
+            if len(first) < _MAX_BYTES_PER_CALL:
+                return first
+            return first + self._through_file(lambda out: self._copy_to_end(stream, out))
 
     def fetch(self, uri: str, target: Path) -> None:
         path = self._path(uri)
         size = int(self._fs.getFileStatus(path).getLen())
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        with self._stream(path) as stream:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            with self._file_output(str(target)) as out:
+                self._copy_to_end(stream, out)
+        if target.stat().st_size != size:
+            raise EOFError(f"{target.stat().st_size} of {size} bytes were read")
+
+    @contextmanager
+    def _stream(self, path: Any) -> Iterator[Any]:
         stream = self._fs.open(path)
         try:
-            self._copy_to_file(stream, str(target), size)
+            yield stream
         finally:
             stream.close()
-        if target.stat().st_size != size:
-            raise EOFError(f"{size - target.stat().st_size} bytes are missing at its end")
 
-    def _copy_to_file(self, stream: Any, target: str, length: int) -> None:
-        out = self._jvm.java.io.FileOutputStream(target)
+    @contextmanager
+    def _file_output(self, name: str) -> Iterator[Any]:
+        out = self._jvm.java.io.FileOutputStream(name)
         try:
-            self._jvm.org.apache.hadoop.io.IOUtils.copyBytes(stream, out, length, False)
+            yield out
         finally:
             out.close()
+
+    def _through_file(self, copy: Callable[[Any], None]) -> bytes:
+        with tempfile.NamedTemporaryFile(prefix="millstream-") as file:
+            with self._file_output(file.name) as out:
+                copy(out)
+            return file.read()
+
+    def _copy_to_end(self, stream: Any, out: Any) -> None:
+        self._jvm.org.apache.hadoop.io.IOUtils.copyBytes(stream, out, _COPY_BYTES, False)
+
+    def _copy_range(self, stream: Any, out: Any, length: int) -> None:
+        # Not Hadoop's IOUtils: py4j sends a number as an int, and Hadoop takes an int as the size of a buffer.
+        self._jvm.org.apache.commons.io.IOUtils.copyLarge(stream, out, 0, length)
 
     def _write(self, stream: Any, parts: tuple[Buffer, ...]) -> None:
         views = [memoryview(part).cast("B") for part in parts]
@@ -273,6 +308,11 @@ class _FileSystem:
         path = self._path(uri)
         if not self._fs.delete(path, True) and self._fs.exists(path):
             raise OSError("the store did not delete it")
+
+    def discard(self, uri: str) -> None:
+        """Removes a temporary file, if the store allows it now. It is invisible, and an earlier error matters more."""
+        with suppress(Exception):
+            self.delete(uri)
 
     def list(self, uri: str) -> list[StoredObject]:
         try:

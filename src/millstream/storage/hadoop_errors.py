@@ -118,13 +118,15 @@ def _no_connector(location: str) -> ConnectorMissing:
 
 
 def _without_java(error: Exception, location: str) -> Exception:
-    """What py4j raises if the JVM has ended or the connection broke."""
+    """What py4j raises if the JVM has ended or the connection broke, and what this package raises by itself."""
     kind = type(error).__name__
     lost = kind == "Py4JNetworkError" or (kind == "Py4JError" and "Answer from Java side is empty" in str(error))
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return StorageFull(location, f"no space for a temporary file in {tempfile.gettempdir()}. Free some")
-    if lost or isinstance(error, OSError | EOFError):
+    if lost or isinstance(error, ConnectionError):
         return StorageUnavailable(location, f"the JVM on this host does not answer: {kind}: {error}")
+    if isinstance(error, OSError | EOFError):
+        return StorageUnavailable(location, f"{error}. Check the store")
     return error
 
 

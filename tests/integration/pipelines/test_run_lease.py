@@ -24,8 +24,10 @@ from millstream.pipelines import run_lease
 from millstream.pipelines.errors import CheckpointLocked, LeaseLost, LeaseUnverified, StopRequested
 from millstream.pipelines.plan import PipelinePlan, make_plan
 from millstream.pipelines.run_lease import RunLease, current_holder
+from millstream.pipelines.runner import Runner
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.spark.bulk import BulkOnce, UniformRows
+from millstream.storage import StorageUnavailable
 from millstream.testing import RedisProcess, free_port, wait_until
 from millstream.testing.topologies import ClusterSetup
 
@@ -46,6 +48,14 @@ class OtherHost(RunLease):
 
     def _lock_here(self) -> CheckpointLocked | None:
         return None
+
+
+class InStore(RunLease):
+    """A lease whose checkpoint is in a store: no lock excludes another process."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.checkpoint.storage.is_local = False
 
 
 @pytest.fixture
@@ -220,6 +230,84 @@ def test_batches_wait_for_the_lease_while_redis_is_away(tmp_path: Path, leases: 
     with server.start():
         lease.verify(threading.Event())
         assert lease.fence_option(lease.address) != "none"
+
+
+def test_run_with_a_checkpoint_in_a_store_does_not_start_while_redis_is_away(tmp_path: Path, leases: Any) -> None:
+    """Another process may run the pipeline, and there is no lock on the checkpoint that tells."""
+    server = RedisProcess(port=free_port())
+    made = plan(server.url, tmp_path / "c")
+    lease = leases(InStore, made)
+    with pytest.raises(BrokerUnavailable):
+        lease.acquire()
+    with server.start():
+        other = leases(InStore, made)
+        other.acquire()
+        with pytest.raises(CheckpointLocked):
+            lease.acquire()
+        other.release()
+        lease.acquire()
+        assert lease.check() is None
+
+
+def test_waiting_standby_does_not_read_the_checkpoint_again(
+    redis_server: RedisProcess, tmp_path: Path, leases: Any
+) -> None:
+    made = plan(redis_server.url, tmp_path / "c")
+    active, standby = leases(InStore, made), leases(InStore, made)
+    active.acquire()
+    with pytest.raises(CheckpointLocked):
+        standby.acquire()
+    record = tmp_path / "c" / "millstream.json"
+    content = record.read_bytes()
+    record.unlink()
+    with pytest.raises(CheckpointLocked):
+        standby.acquire()
+    assert not record.exists()
+    record.write_bytes(content)
+    active.release()
+    standby.acquire()
+    assert standby.check() is None
+
+
+class RefusingLease:
+    """Raises these errors one after the other, then is acquired."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self._errors = list(errors)
+
+    def acquire(self) -> None:
+        if self._errors:
+            raise self._errors.pop(0)
+
+
+AWAY = BrokerUnavailable("connection refused")
+RUNS = CheckpointLocked("hdfs://namenode/c", "other", 7, "12:00")
+NO_STORE = StorageUnavailable("hdfs://namenode/c", "connection refused")
+
+
+@pytest.mark.parametrize("standby", [False, True])
+@pytest.mark.parametrize("error", [AWAY, NO_STORE])
+def test_start_waits_for_redis_and_the_store(tmp_path: Path, standby: bool, error: Exception) -> None:
+    lines: list[str] = []
+    made = plan("redis://127.0.0.1:1", tmp_path / "c")
+    Runner([made.pipeline], standby=standby, say=lines.append)._acquire("orders", RefusingLease(error, error))
+    [line] = lines
+    assert "refused" in line
+
+
+def test_standby_waits_through_outages_of_redis_and_the_store(tmp_path: Path) -> None:
+    lines: list[str] = []
+    made = plan("redis://127.0.0.1:1", tmp_path / "c", retry={"deadline": "1ms"})
+    Runner([made.pipeline], standby=True, say=lines.append)._acquire(
+        "orders", RefusingLease(RUNS, AWAY, AWAY, NO_STORE, RUNS)
+    )
+    assert "took over from process 7" in lines[-1]
+
+
+def test_start_without_a_lease_ends_after_the_deadline(tmp_path: Path) -> None:
+    made = plan("redis://127.0.0.1:1", tmp_path / "c", retry={"deadline": "1ms"})
+    with pytest.raises(BrokerUnavailable):
+        Runner([made.pipeline])._acquire("orders", RefusingLease(AWAY, AWAY, AWAY))
 
 
 def test_run_without_a_lease_may_not_write_and_one_with_a_lease_may_try(tmp_path: Path, leases: Any) -> None:

@@ -41,6 +41,14 @@ def test_progress_is_read_from_spark_s_logs(checkpoint: Checkpoint) -> None:
     assert batch.committed_ms is not None
 
 
+def test_start_with_an_unchanged_spec_replaces_no_file(checkpoint: Checkpoint, hadoop: FakeHadoop) -> None:
+    """Some stores cannot replace a file in one step."""
+    application = checkpoint.open(planned())
+    before = dict(hadoop.files)
+    assert checkpoint.open(planned()) == application
+    assert hadoop.files == before
+
+
 def test_checkpoint_of_another_pipeline_is_refused(checkpoint: Checkpoint) -> None:
     checkpoint.open(planned())
     with pytest.raises(CheckpointRefused, match="belongs to pipeline 'orders'"):
@@ -55,7 +63,7 @@ def test_directory_with_other_files_is_refused(checkpoint: Checkpoint) -> None:
 
 def test_outage_is_not_reported_as_a_checkpoint_that_does_not_fit(checkpoint: Checkpoint, hadoop: FakeHadoop) -> None:
     checkpoint.open(planned())
-    hadoop.fail("getFileStatus", JavaError("ConnectException", "Connection refused"))
+    hadoop.fail("read", JavaError("ConnectException", "Connection refused"))
     with pytest.raises(StorageUnavailable, match=LOCATION):
         checkpoint.check(planned())
 
@@ -106,6 +114,28 @@ def test_batch_in_a_queue_is_fetched_for_a_sink_that_the_driver_writes(hadoop: F
         assert rows.read() == b"rows"
     again.done(3)
     assert [entry.name for entry in queue.list()] == ["delivered"]
+
+
+@pytest.mark.parametrize("call", ["delete", "create"])
+def test_drop_that_an_outage_interrupts_is_continued(hadoop: FakeHadoop, call: str) -> None:
+    """Otherwise the next attempt drops another batch, and the first one is lost without a report."""
+    queue = SinkQueue(Checkpoint(LOCATION, lambda: hadoop).queue("optional"), 1000)
+
+    def fill(uri: str) -> int:
+        hadoop.store(f"{uri}/part-0.parquet", b"rows")
+        hadoop.store(f"{uri}/_SUCCESS", b"")
+        return 1
+
+    for batch_id in (1, 2):
+        queue.put(batch_id, fill)
+    hadoop.fail(call, JavaError("ConnectException", "Connection refused"))
+    with pytest.raises(StorageUnavailable):
+        queue.drop_oldest()
+    remaining = queue.oldest()
+    assert remaining is not None
+    assert remaining.id == 2
+    assert queue.drop_oldest() == 1
+    assert (queue.delivered(), queue.count()) == (1, 1)
 
 
 def test_sessions_with_a_checkpoint_in_a_store_rename_without_replacing() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from millstream.storage import (
     open_storage,
 )
 from millstream.storage.location import check_location
+from support import fake_hadoop
 from support.fake_hadoop import FakeHadoop, JavaError
 from support.storage_contract import StorageContract
 
@@ -28,6 +31,9 @@ from support.storage_contract import StorageContract
 @pytest.fixture
 def hadoop() -> FakeHadoop:
     return FakeHadoop()
+
+
+NON_ATOMIC = "abfss://container@account.dfs.core.windows.net/pipelines/orders"
 
 
 @pytest.fixture(params=["hdfs://namenode:8020/pipelines/orders", "s3a://bucket/pipelines/orders"])
@@ -56,6 +62,56 @@ def test_failed_write_leaves_the_previous_object(storage: Storage, hadoop: FakeH
     assert raised.value.location == storage.uri("record")
     assert storage.read("record") == b"previous"
     assert [entry.name for entry in storage.list()] == ["record"]
+
+
+REFUSED = JavaError("ConnectException", "Connection refused")
+
+
+def test_replacement_that_fails_after_the_deletion_of_the_old_object_is_completed(hadoop: FakeHadoop) -> None:
+    storage = open_storage(NON_ATOMIC, lambda: hadoop)
+    storage.write("record", b"previous")
+    hadoop.fail("rename", REFUSED)
+    storage.write("record", b"next")
+    assert storage.read("record") == b"next"
+    assert sorted(hadoop.files) == [storage.uri("record")]
+
+
+def test_replacement_that_cannot_be_completed_keeps_the_new_content(
+    hadoop: FakeHadoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(NON_ATOMIC, lambda: hadoop)
+    storage.write("record", b"previous")
+    called = hadoop.called
+
+    def refuse_renames(call: str, apply: Callable[[], Any]) -> Any:
+        if call == "rename":
+            raise REFUSED
+        return called(call, apply)
+
+    monkeypatch.setattr(hadoop, "called", refuse_renames)
+    with pytest.raises(StorageUnavailable) as raised:
+        storage.write("record", b"next")
+    assert [content for content, _ in hadoop.files.values()] == [b"next"]
+    assert "record" in str(raised.value)
+    monkeypatch.undo()
+    storage.write("record", b"later")
+    assert storage.read("record") == b"later"
+
+
+def test_first_write_that_fails_publishes_nothing(hadoop: FakeHadoop) -> None:
+    storage = open_storage(NON_ATOMIC, lambda: hadoop)
+    hadoop.fail("write", REFUSED)
+    with pytest.raises(StorageUnavailable):
+        storage.write("record", b"partial")
+    assert not storage.exists("record")
+    assert storage.list() == []
+
+
+def test_object_that_is_replaced_during_a_read_is_read_whole(storage: Storage, hadoop: FakeHadoop) -> None:
+    for call in ("getFileStatus", "read"):
+        storage.write("record", b"previous")
+        hadoop.then(call, lambda: hadoop.store(storage.uri("record"), b"a longer replacement"))
+        assert storage.read("record") in (b"previous", b"a longer replacement")
 
 
 @pytest.mark.parametrize("call", ["hsync", "write", "close", "rename"])
@@ -90,8 +146,6 @@ def test_rename_that_the_client_repeated_after_a_lost_reply_counts_as_created(ha
 
 
 def test_create_in_s3_requires_a_conditional_put(hadoop: FakeHadoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    from support import fake_hadoop
-
     required: list[tuple[str, bool]] = []
     original = fake_hadoop._Builder.must
 
@@ -145,6 +199,15 @@ def test_errors_of_the_store_are_told_apart(
     assert type(raised.value) is expected
     assert "s3a://bucket/d" in str(raised.value)
     assert advice in str(raised.value)
+
+
+def test_object_that_was_not_deleted_is_reported_as_such(hadoop: FakeHadoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = open_storage("hdfs://namenode/d", lambda: hadoop)
+    storage.write("record", b"1")
+    monkeypatch.setattr(fake_hadoop._Fs, "delete", lambda *arguments: False)
+    with pytest.raises(StorageUnavailable, match="did not delete") as raised:
+        storage.delete("record")
+    assert "JVM" not in str(raised.value)
 
 
 def test_store_without_datanodes_is_not_full(hadoop: FakeHadoop) -> None:
