@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from millstream.broker.context import Context
 from millstream.broker.failures import typed_error
-from millstream.broker.keys import companion_key, recreated_key
+from millstream.broker.keys import can_have_companions, companion_key, recreated_key
 from millstream.broker.operations.conversion import Id, Name, count_arg, entry_id, id_arg, mapping, name_arg, sequence
 from millstream.broker.scripts.script import Fence, run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
@@ -271,7 +271,8 @@ def sizes_without_policy(context: Context, streams: Sequence[Name]) -> Operation
 
 def losses(context: Context, stream: Name) -> Operation[dict[str, int]]:
     """Group to the number of entries that a hard limit has ever deleted before the group was done with them."""
-    name_arg(stream, "stream")
+    if not can_have_companions(name_arg(stream, "stream")):
+        return {}
     key = companion_key(stream, "dropped")
     reply = yield Command((b"HGETALL", key), key, repeatable=True)
     return {to_name(group): int(count) for group, count in mapping(reply).items()}
