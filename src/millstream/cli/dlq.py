@@ -59,7 +59,9 @@ def list_letters(
         _list_streams(url, output)
         return
     selection = _selection(None, error_type, contains, group)
-    letters = _with_letters(url, stream or str(dlq), dlq, lambda letters: letters.list(selection, limit=limit))
+    letters = _with_letters(
+        url, str(dlq) if stream is None else stream, dlq, lambda letters: letters.list(selection, limit=limit)
+    )
     now_ms = _with_broker(url, lambda broker: broker.server_time_ms())
     columns = [ident("id"), ago("dead_lettered_at", now_ms, "dead-lettered", spare=True)]
     if any(letter.failure for letter in letters):  # those of a pipeline have no group and no delivery count

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,7 +14,7 @@ import typer
 
 from millstream.errors import InvalidArgument
 
-NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+NAME: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]{0,62}[A-Za-z0-9])?")
 RESERVED: Final = frozenset({"millstream", "tests", "test"})
 
 
@@ -32,16 +34,24 @@ def command(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
         typer.echo(str(file))
-    typer.echo(f"\nNext: cd {directory} && make test && make run")
+    typer.echo(f"\nNext: cd {shlex.quote(str(directory))} && make test && make run")
 
 
 def package_name(name: str) -> str:
     """The Python package of a service. Raises InvalidArgument where the name cannot be one."""
     package = name.lower().replace("-", "_")
     is_taken = package in RESERVED or package in sys.stdlib_module_names or keyword.iskeyword(package)
-    if not NAME.fullmatch(name) or is_taken:
+    if not NAME.fullmatch(name) or is_taken or is_installed(package):
         raise InvalidArgument("NAME", name, "letters, digits, - and _, and no name of a Python module, such as shop")
     return package
+
+
+def is_installed(package: str) -> bool:
+    """Whether another package has this name: the service would hide it, also from millstream (redis, pydantic)."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return False
+    return Path(spec.origin) not in (Path.cwd() / package / "__init__.py", Path.cwd() / f"{package}.py")
 
 
 def files(name: str, package: str) -> dict[str, str]:
@@ -57,8 +67,10 @@ def files(name: str, package: str) -> dict[str, str]:
         "README.md": README,
         ".gitignore": GITIGNORE,
     }
+    image = re.sub(r"[_-]+", "-", name.lower())  # Docker allows no capital letters, and one dash between words
     return {
-        path: text.replace("@NAME@", name).replace("@PACKAGE@", package).lstrip("\n") for path, text in texts.items()
+        path: text.replace("@NAME@", name).replace("@PACKAGE@", package).replace("@IMAGE@", image).lstrip("\n")
+        for path, text in texts.items()
     }
 
 
@@ -178,7 +190,7 @@ run:  ## run a worker, and restart it when a file changes
 \t$(PYTHON) -m millstream run @PACKAGE@.app:router --url $(URL) --reload
 
 image:  ## build the image
-\tdocker build -t @NAME@ .
+\tdocker build -t @IMAGE@ .
 """
 
 README: Final = """

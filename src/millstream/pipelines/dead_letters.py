@@ -24,6 +24,7 @@ from millstream.pipelines.plan import PipelinePlan, apply
 from millstream.pipelines.processors.fields import HASHES, VALUE_WITHHELD, conceal
 from millstream.pipelines.redis_address import SecretFiles
 from millstream.pipelines.sinks import Sink, Write
+from millstream.pipelines.sources.redis import RedisSource
 from millstream.spark.sink_options import read_report
 
 if TYPE_CHECKING:
@@ -288,8 +289,9 @@ def _again(
         hashes = frozenset(digest for letter in letters for digest in (_optional(letter, b"hashes") or "").split())
         remaining = [replace(each, processor=each.processor.for_masked_letters(hashes)) for each in remaining]
     form = _form(plan) if stage == "source" else "native"
+    own_ids = stage != "source" or _takes_ids_of_documents(plan)
     version = time.time_ns() // 1_000_000
-    events = apply(_events(session, letters, form), remaining, plan, batch_id=version, failures=True).persist()
+    events = apply(_events(session, letters, form, own_ids), remaining, plan, batch_id=version, failures=True).persist()
     try:
         tenant = plan.pipeline.tenant
         fine = events.where(F.col("error").isNull())
@@ -311,7 +313,13 @@ def _form(plan: PipelinePlan) -> Format:
     return form if form in get_args(Format) else "auto"
 
 
-def _events(session: SparkSession, letters: list[Entry], form: Format) -> DataFrame:
+def _takes_ids_of_documents(plan: PipelinePlan) -> bool:
+    """Whether the source identifies events by the id in the document. Otherwise producers may repeat these ids."""
+    source = plan.pipeline.spec.source
+    return isinstance(source, RedisSource) and source.config.event_id == "payload"
+
+
+def _events(session: SparkSession, letters: list[Entry], form: Format, own_ids: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
     rows = [
@@ -334,7 +342,7 @@ def _events(session: SparkSession, letters: list[Entry], form: Format) -> DataFr
         key=F.col("k"),
         stream=F.col("routed"),
     )
-    return read_documents(frame, F.col("text"), position, form, own_ids=form == "native")
+    return read_documents(frame, F.col("text"), position, form, own_ids=own_ids)
 
 
 def _optional(letter: Entry, name: bytes) -> str | None:

@@ -158,7 +158,7 @@ def understand(text: str | None, form: Format) -> Understood:
         change = _inner(document, "payload") if chosen == "debezium" else None
         if chosen == "debezium" and change is not None:
             return _change(change)
-        return _change(document)._replace(id=_text(document, "id") if chosen == "native" else None)
+        return _change(document)._replace(id=_id(document) if chosen == "native" else None)
     except JsonError as error:
         why = str(error)
         return Understood(error=why if why == NO_OBJECT else f"{NO_OBJECT}: {why}"[:300])
@@ -212,7 +212,7 @@ def _change(document: dict[str, JsonMember]) -> Understood:
 def _cloud_event(document: dict[str, JsonMember]) -> Understood:
     if _text(document, "specversion") is None:
         raise _NoEventError("specversion is missing")
-    own = {"id": _text(document, "id"), "subject": _text(document, "subject") or None}
+    own = {"id": _id(document), "subject": _text(document, "subject") or None}
     happened = (_text(document, "type") or "").rpartition(".")[2]
     when = _moment(_text(document, "time"))
     data = _inner(document, "data")
@@ -264,6 +264,11 @@ def _row(document: dict[str, JsonMember], name: str) -> str | None:
 
 def _text(document: dict[str, JsonMember], name: str) -> str | None:
     return _shown(_value(document, name))
+
+
+def _id(document: dict[str, JsonMember]) -> str | None:
+    """The event's own id. An empty one counts as missing: all events that have it would be taken for one event."""
+    return _text(document, "id") or None
 
 
 def _shown(value: Any) -> str | None:

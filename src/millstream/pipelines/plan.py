@@ -121,7 +121,11 @@ class PipelinePlan:
 
 def make_plan(pipeline: Pipeline) -> PipelinePlan:
     spec = pipeline.spec
-    placed = [Placed(p.id or f"processors[{i}]", p) for i, p in enumerate(spec.processors)]
+    all_processors = spec.processors
+    placed = [
+        Placed(p.id or f"processors[{i}]", p.placed(all_processors[:i], all_processors[i + 1 :]))
+        for i, p in enumerate(all_processors)
+    ]
     first = next((i for i, p in enumerate(placed) if p.processor.kind == "per batch"), len(placed))
     delivery, because = _delivery(pipeline)
     watermarks = [ms for p in spec.processors if (ms := p.watermark_ms()) is not None]

@@ -225,3 +225,18 @@ def test_streams_without_limits_are_refused() -> None:
         read_policies(["orders"], {"max_len": None}, None)
     with pytest.raises(InvalidArgument, match="streams"):
         read_policies([], {}, None)
+
+
+def test_retention_lists_every_stream_next_to_one_with_an_unusual_name(terminal: Terminal, redis_url: str) -> None:
+    names = {"orders", "a}b", "{}"}
+    with open_blocking_broker(redis_url) as broker:
+        for name in names:
+            broker.xadd(name, {"n": 1})
+    rows = terminal.json(retention_app, "ls")
+    assert {row["stream"] for row in rows} == names
+    assert all(row["lost"] == [] for row in rows)
+
+
+def test_empty_name_is_refused_as_such(terminal: Terminal) -> None:
+    with pytest.raises(InvalidArgument):
+        terminal.run(dlq_app, "ls", "")

@@ -81,7 +81,22 @@ def test_directory_with_files_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "1shop", "../shop", "shop/app", "class", "json", "millstream", "tests", "a b", "é"]
+    "name",
+    [
+        "",
+        "1shop",
+        "../shop",
+        "shop/app",
+        "class",
+        "json",
+        "millstream",
+        "tests",
+        "a b",
+        "é",
+        "shop-",
+        "redis",
+        "PyDantic",
+    ],
 )
 def test_name_that_cannot_be_a_package_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgument):
@@ -90,3 +105,17 @@ def test_name_that_cannot_be_a_package_is_refused(name: str) -> None:
 
 def test_name_becomes_a_package_name() -> None:
     assert package_name("Web-Shop_2") == "web_shop_2"
+
+
+def test_name_of_a_package_in_this_directory_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "web_shop").mkdir()
+    (tmp_path / "web_shop" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert package_name("web-shop") == "web_shop"
+
+
+@pytest.mark.parametrize("name", ["Shop", "Web_-Shop", "a___b"])
+def test_image_has_a_name_that_docker_allows(name: str) -> None:
+    [line] = [line for line in files(name, package_name(name))["Makefile"].splitlines() if "docker build" in line]
+    assert re.fullmatch(r"\tdocker build -t [a-z0-9]+(-[a-z0-9]+)* \.", line)

@@ -91,3 +91,17 @@ def test_letters_in_front_of_an_aggregate_are_kept_and_those_behind_it_are_repla
     done = replay_dead_letters(spark, plan)
     assert (done.delivered, done.failed_again, sum(done.kept.values())) == (1, 0, 1)
     assert client.xlen("out") == client.xlen("acme:orders.dlq") == 1
+
+
+def test_replayed_input_keeps_the_identity_that_the_source_gives_it(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Producers may repeat the ids in their documents: a letter must not be deleted because another one has its id."""
+    source = {"type": "redis", "config": {"uri": redis_url, "streams": ["in"], "start": "earliest", "format": "native"}}
+    made = pipeline(tmp_path, source=source, sinks=[redis_sink(redis_url)])
+    letter = {"reason": "r", "stage": "source", "table": "in", "tenant": "acme", "pipeline": "orders"}
+    for number in (1, 2):
+        document = {"id": "same", "op": "c", "after": {"n": number}}
+        client.xadd("acme:orders.dlq", letter | {"id": f"in:{number}-0", "payload": json.dumps(document)})
+    assert replay_dead_letters(spark, make_plan(made)).delivered == 2
+    assert [entry["id"] for entry in entries(client)] == ["in:1-0", "in:2-0"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from frames import event, events, processor, through
+from frames import collected, event, events, processor, through
 from pydantic import TypeAdapter
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -19,6 +19,7 @@ from millstream.pipelines.events import plain_columns
 from millstream.pipelines.processors import ProcessorStage
 from millstream.pipelines.sinks.redis import RedisSink
 from millstream.pipelines.sources.generator import GeneratorSource
+from millstream.pipelines.sources.spark import SparkSource
 
 pytestmark = pytest.mark.spark
 
@@ -180,3 +181,30 @@ def test_plain_columns_are_not_searched_for_characters_to_escape(spark: SparkSes
     read = read_documents(frame, F.col("text"), position, "native")
     assert plain_columns(read) == {"op"}
     assert sorted((row["op"], row["error"]) for row in read.fillna("").collect()) == [("", 'unknown op x"'), ("u", "")]
+
+
+def test_empty_id_counts_as_missing(spark: SparkSession) -> None:
+    rows = [event(number, {"id": number}) for number in range(3)]
+    query = {"type": "sql", "query": "SELECT '' AS id, after FROM events"}
+    made = through(spark, rows, **query)
+    assert len(set(_ids(made))) == 3
+    assert "" not in _ids(made)
+    made = through(spark, rows, type="python", function="test_untrusted_results:without_ids")
+    assert [row["error"] for row in made] == [
+        "python: ValueError: the function returned an event without an id: a replay could not be recognized"
+    ] * 3
+
+
+def without_ids(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.set_column(0, "id", pa.array([""] * batch.num_rows))
+
+
+def test_row_of_a_spark_source_without_its_event_id_is_a_dead_letter(spark: SparkSession) -> None:
+    config = {"format": "delta", "event_id": "own"}
+    source = SparkSource.model_validate({"type": "spark", "config": config})
+    rows = spark.createDataFrame([("a", 1), ("", 2), (None, 3), ("b", 4)], "own string, n int")
+    made = collected(source.to_events(rows))
+    assert [row["id"] for row in made if row["error"] is None] == ["delta:a", "delta:b"]
+    failed = [row for row in made if row["error"] is not None]
+    assert len({row["id"] for row in failed}) == 2
+    assert {row["error"] for row in failed} == {"the source refused the input: event_id is null or empty"}

@@ -121,3 +121,11 @@ def test_truncate_is_recognised_by_its_source_and_its_sides(form: Any) -> None:
     for document in (change, {"payload": change}) if form != "native" else (change,):
         result = understand(json.dumps(document), form)
         assert (result.op, result.table, result.after, result.error) == ("t", "orders", None, None)
+
+
+def test_empty_id_of_a_document_counts_as_missing() -> None:
+    assert understand('{"id":"","op":"c","after":{}}', "native").id is None
+    assert understand('{"id":"7","op":"c","after":{}}', "native").id == "7"
+    assert understand('{"id":0,"op":"c","after":{}}', "native").id == "0"
+    assert cloud("{}", id="").id is None
+    assert cloud("{}", id="").error is None

@@ -8,15 +8,20 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+from specs import URI, planned
 
 from millstream.model import Entry, EntryId
+from millstream.pipelines import paths
 from millstream.pipelines.dead_letters import _is_withheld
 from millstream.pipelines.envelope_reader import understand
 from millstream.pipelines.json_text import JsonError, has_duplicate_members, parse, write
+from millstream.pipelines.paths import FieldPath
 from millstream.pipelines.processors import AnyProcessor, Processor
 from millstream.pipelines.processors.fields import (
     VALUE_WITHHELD,
+    Flatten,
     Mask,
+    Rename,
     _concealed,
     _concealed_key,
     _new_hashes,
@@ -243,3 +248,92 @@ def test_lone_surrogate_can_be_a_distinct_value() -> None:
 def test_plain_row_with_a_column_op_is_a_row(text: str) -> None:
     result = understand(text, "auto")
     assert (result.op, result.after) == ("c", text)
+
+
+def flattened_and_masked(row: dict[str, Any], *chain: dict[str, Any]) -> str:
+    """The row after the processors of a pipeline's plan, each applied to it without Spark."""
+    made = planned(source={"type": "redis", "config": {"uri": URI, "stream": "in"}}, processors=list(chain))
+    row = json.loads(json.dumps(row))
+    for placed in (*made.streaming, *made.per_batch):
+        processor = placed.processor
+        if isinstance(processor, Flatten):
+            processor._flat(row)
+        elif isinstance(processor, Rename):
+            paths.rename(row, processor._names())
+        elif isinstance(processor, Mask):
+            processor.hides()(row)
+    return json.dumps(row)
+
+
+SHAPES = [
+    {"contact": {"email": CANARY}},
+    {"contact": [{"email": CANARY}, {"email": [CANARY]}]},
+    {"contact": [[{"email": {"work": CANARY}}]]},
+    {"contact": {"email": {"work": CANARY}}},
+    {"contact": {"email": [{"work": CANARY}]}},
+    {"contact.email": CANARY},
+    {"contact.email": {"work": CANARY}},
+    {"contact__email": CANARY},
+    {"contact__email": {"work": CANARY}},
+    {"contact__email": [{"work": {"x": CANARY}}]},
+]
+
+
+@pytest.mark.parametrize("row", SHAPES, ids=json.dumps)
+@pytest.mark.parametrize("depth", [1, 4])
+def test_mask_behind_flatten_finds_the_field_in_every_shape(row: dict[str, Any], depth: int) -> None:
+    flatten = {"type": "flatten", "max_depth": depth}
+    renaming = {"type": "rename", "fields": {"contact__email": "mail", "contact": "person"}}
+    row = {**row, "other": {"x": "1"}}
+    result = flattened_and_masked(row, flatten, mask(contact__email="hash"))
+    assert CANARY not in result
+    assert "other__x" in result
+    assert CANARY not in flattened_and_masked(row, flatten, renaming, mask(mail="hash"))
+    assert CANARY not in flattened_and_masked(
+        row, flatten, {"type": "flatten", "separator": "_"}, mask(contact__email="hash")
+    )
+    dotted = {"type": "flatten", "separator": ".", "max_depth": depth}
+    if "contact__email" not in row:
+        assert CANARY not in flattened_and_masked(row, dotted, mask(**{"contact.email": "hash"}))
+
+
+def test_mask_behind_flatten_finds_a_field_below_the_depth() -> None:
+    row = {"a": {"b": {"c": {"d": CANARY}}}}
+    for depth in (1, 2, 3):
+        assert CANARY not in flattened_and_masked(row, {"type": "flatten", "max_depth": depth}, mask(a__b__c__d="hash"))
+    assert CANARY not in flattened_and_masked(row, {"type": "flatten"}, mask(a="redact"))
+
+
+def test_mask_behind_flatten_leaves_fields_with_similar_names() -> None:
+    row = {"contact": {"email": "a", "email_verified": True}, "email": "b", "contacts": [{"email": "c"}]}
+    result = flattened_and_masked(row, {"type": "flatten", "separator": "_"}, mask(contact_email="redact"))
+    assert json.loads(result) == {
+        "contact_email": "***", "contact_email_verified": True, "email": "b", "contacts": [{"email": "c"}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("row", SHAPES, ids=json.dumps)
+def test_letter_that_fails_between_flatten_and_mask_is_concealed_in_every_shape(row: dict[str, Any]) -> None:
+    chain = [{"type": "flatten"}, {"type": "filter", "ops": ["c"]}, mask(contact__email="hash")]
+    made = planned(source={"type": "redis", "config": {"uri": URI, "stream": "in"}}, processors=chain)
+    for stage in ("source", "processors[0]", "processors[1]", "processors[2]"):
+        assert CANARY not in _concealed(json.dumps(row), made.hidden_by_stage()[stage])
+
+
+def test_replay_masks_every_shape_too() -> None:
+    made = planned(
+        source={"type": "redis", "config": {"uri": URI, "stream": "in"}},
+        processors=[{"type": "flatten"}, mask(contact__email="hash")],
+    )
+    again = made.streaming[1].processor.for_masked_letters(frozenset())
+    row = {"contact": [{"email": CANARY}]}
+    assert isinstance(again, Mask)
+    assert again.hides()(row)
+    assert CANARY not in json.dumps(row)
+    assert CANARY not in (again.masked_key(f"7|{CANARY}", {"contact": [{"email": CANARY}]}) or "")
+
+
+def test_name_with_too_many_separators_is_refused() -> None:
+    [flatten] = processors({"type": "flatten", "separator": "_"})
+    assert flatten.takes_away(FieldPath.of_row("a_b_c")) is None
+    assert "separator" in (flatten.takes_away(FieldPath.of_row("_".join("abcdefghijklmno"))) or "")

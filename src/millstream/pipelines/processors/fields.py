@@ -114,6 +114,14 @@ class Rename(Processor):
     def earlier_paths(self, path: FieldPath) -> list[FieldPath]:
         return list(dict.fromkeys([path, self.before(path)]))
 
+    def later_paths(self, path: FieldPath) -> list[FieldPath]:
+        renamed = [
+            FieldPath((*old[:-1], new, *path[len(old) :]))
+            for old, new in self._names().items()
+            if path[: len(old)] == old
+        ]
+        return [path, *renamed]  # a name with dots, such as "a.b", stays if only "a" is renamed
+
     def _names(self) -> dict[FieldPath, str]:
         return {FieldPath.of_row(old): self._last(old, new) for old, new in self.fields.items()}
 
@@ -140,6 +148,9 @@ class Flatten(Processor):
     collision: Literal["last", "first", "error"] = "last"
     """If two fields get the same name: the last or the first one is kept, or (``error``) the event becomes a dead
     letter."""
+    _kept_whole: frozenset[str] = PrivateAttr(default=frozenset())
+    """Names that a later mask hides. An object with such a name is not divided, because the mask would not find its
+    parts."""
 
     def can_fail(self) -> bool:
         return True
@@ -155,7 +166,20 @@ class Flatten(Processor):
                 events = fail_where(marked, F.col("_twice").isNotNull(), stage=stage.name, reason=reason).drop("_twice")
         return change_rows(events, self._flat, may_concern=lambda text: text.count("{") > 1, grows_at=stage.name)
 
+    def placed(self, earlier: Sequence[Processor], later: Sequence[Processor]) -> Processor:
+        flatten = self.model_copy()
+        flatten._kept_whole = frozenset(
+            str(path)
+            for at, mask in enumerate(later)
+            for name in mask.named_fields()
+            for shape in _shapes(FieldPath.of_row(name), [*earlier, self, *later[:at]])
+            for path in _paths_before([self, *later[:at]], shape)
+        )
+        return flatten
+
     def takes_away(self, path: FieldPath) -> str | None:
+        if not self.earlier_paths(path):
+            return f"{path} can come from more than {_MAX_SPLITS} nested fields: choose another separator"
         if len(path) == 1 or self.separator == ".":
             return None
         return f"it lifts nested fields to the top: name it {self.separator.join(path)}"
@@ -213,7 +237,7 @@ class Flatten(Processor):
 
     def _pairs(self, row: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
         for name, value in row.items():
-            if isinstance(value, dict) and value and depth:
+            if isinstance(value, dict) and value and depth and prefix + name not in self._kept_whole:
                 yield from self._pairs(value, f"{prefix}{name}{self.separator}", depth - 1)
             else:
                 yield prefix + name, value
@@ -264,11 +288,22 @@ class Mask(Processor):
     """A secret that is hashed with each value, so that the value cannot be guessed from the hash."""
     replacement: Text = "***"
     """What replaces a field with ``redact``."""
+    _shapes: dict[str, list[FieldPath]] = PrivateAttr(default_factory=dict)
+    """The paths of each field in the rows that reach the mask."""
 
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
-        named = [FieldPath.of_row(name) for name in self.fields]
         # The key first, because it is compared with the values before they are masked.
-        return change_rows(_with_masked_key(events, [self]), self.hides(), may_concern=paths.mentions(named))
+        may_concern = paths.mentions(list(self._kinds()))
+        return change_rows(_with_masked_key(events, [self]), self.hides(), may_concern=may_concern)
+
+    def placed(self, earlier: Sequence[Processor], later: Sequence[Processor]) -> Processor:
+        mask = self.model_copy()
+        mask._shapes = {name: _shapes(FieldPath.of_row(name), earlier) for name in self.fields}
+        return mask
+
+    def paths_of(self, name: str) -> list[FieldPath]:
+        """Every path under which the field can be in a row that reaches the mask."""
+        return self._shapes.get(name) or [FieldPath.of_row(name)]
 
     def named_fields(self) -> Iterator[str]:
         yield from self.fields
@@ -285,6 +320,7 @@ class Mask(Processor):
 
     def for_masked_letters(self, hashes: frozenset[str]) -> Mask:
         mask = _MaskAgain.model_construct(**dict(self))
+        mask._shapes = self._shapes
         mask._hashes = hashes
         return mask
 
@@ -306,7 +342,34 @@ class Mask(Processor):
         return _masked_key(key, hides, hidden)
 
     def _kinds(self) -> dict[FieldPath, str]:
-        return {FieldPath.of_row(name): kind for name, kind in self.fields.items()}
+        kinds: dict[FieldPath, str] = {FieldPath.of_row(name): kind for name, kind in self.fields.items()}
+        for name, kind in self.fields.items():
+            for path in self.paths_of(name):
+                kinds.setdefault(path, kind)
+        return kinds
+
+
+def _paths_before(processors: Sequence[Processor], path: FieldPath) -> list[FieldPath]:
+    """Every path that ``path`` may have had before the processors; empty if that cannot be determined."""
+    current = [path]
+    for processor in reversed(processors):
+        current = list(dict.fromkeys(earlier for later in current for earlier in processor.earlier_paths(later)))
+    return current
+
+
+def _shapes(path: FieldPath, processors: Sequence[Processor]) -> list[FieldPath]:
+    """Every path that the field can have behind the processors, ``path`` first: flatten leaves lists, names with dots,
+    and objects below its depth as they are."""
+    shapes = {path: None}
+    for at, flatten in enumerate(processors):
+        if isinstance(flatten, Flatten):
+            between = processors[at + 1 :]
+            for name in _paths_before(between, path):
+                current = [nested for nested in flatten.earlier_paths(name) if nested != name]
+                for processor in between:
+                    current = [later for earlier in current for later in processor.later_paths(earlier)]
+                shapes |= dict.fromkeys(current)
+    return list(shapes)
 
 
 class _MaskAgain(Mask):
@@ -414,7 +477,7 @@ def hidden_before(processors: Sequence[Processor], passed: int = 0) -> list[Chan
             continue
         names: dict[str, list[FieldPath]] = {}
         for name in mask.fields:
-            earlier = current = [FieldPath.of_row(name)]
+            earlier = current = mask.paths_of(name)
             for processor in reversed(processors[passed:at]):
                 current = list(dict.fromkeys(path for later in current for path in processor.earlier_paths(later)))
                 if not current:

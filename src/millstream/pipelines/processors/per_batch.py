@@ -170,10 +170,10 @@ class Sql(Processor):
             columns["after"] = F.to_json(F.struct(*further), {"ignoreNullFields": "false"})
         columns.setdefault("op", F.lit("c"))
         columns.setdefault("table", F.lit(self.id or "sql"))
-        own = columns.pop("id", F.lit(None)).cast("string")
+        own = F.nullif(columns.pop("id", F.lit(None)).cast("string"), F.lit(""))
         content = F.to_json(F.struct(*(column.alias(name) for name, column in columns.items())))
         made = F.concat(F.lit(f"{stage.id_prefix}{stage.batch_id}:"), F.sha1(content))
-        # An outer join can leave ids null. A replay could not recognize events without an id.
+        # An outer join can leave ids null or empty. A replay could not recognize events without an id.
         return event_frame(result, columns | {"id": F.coalesce(own, made)})
 
 
@@ -283,7 +283,7 @@ def _as_events(result: Any, schema: pa.Schema) -> pa.RecordBatch:
     repeats: dict[str, int] = {}
     ids = []
     for event_id in result.column("id").to_pylist():
-        if event_id is None:
+        if not event_id:
             raise ValueError("the function returned an event without an id: a replay could not be recognized")
         times = repeats[event_id] = repeats.get(event_id, -1) + 1
         ids.append(f"{event_id}.{times}" if times else event_id)

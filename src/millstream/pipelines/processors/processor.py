@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -122,6 +122,14 @@ class Processor(Part):
     def for_masked_letters(self, hashes: frozenset[str]) -> Processor:
         """The processor for dead letters in which masked fields are masked already, some of them as ``hashes``."""
         return self
+
+    def placed(self, earlier: Sequence[Processor], later: Sequence[Processor]) -> Processor:
+        """The processor for its place between the others of its pipeline."""
+        return self
+
+    def later_paths(self, path: FieldPath) -> list[FieldPath]:
+        """Every path that ``path`` may have after this processor."""
+        return [path]
 
     def earlier_paths(self, path: FieldPath) -> list[FieldPath]:
         """Every path that ``path`` may have had before this processor; empty if that cannot be determined."""

@@ -132,7 +132,8 @@ class SparkConfig(SourceConfig):
     value: NonEmpty | None = None
     """An SQL expression for the document. By default the column ``value`` of Kafka, or the whole row."""
     event_id: NonEmpty | None = None
-    """An SQL expression for a unique id. By default topic, partition and offset of Kafka, or the content of the row."""
+    """An SQL expression for a unique id. By default topic, partition and offset of Kafka, or the content of the row. A
+    row for which it is null or empty is a dead letter."""
     ts: NonEmpty | None = None
     """An SQL expression for the time of an event, in milliseconds since 1970. By default the timestamp of Kafka, or the
     current time."""
@@ -171,8 +172,11 @@ class SparkSource(Source):
         whole = F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns)))
         default = F.col("value").cast("string") if kafka else whole
         text = F.expr(c.value).cast("string") if c.value else default
+        refused = None
         if c.event_id:
-            identity = F.expr(c.event_id).cast("string")
+            own = F.nullif(F.expr(c.event_id).cast("string"), F.lit(""))
+            refused = F.when(own.isNull(), F.lit("event_id is null or empty"))
+            identity = F.coalesce(own, F.sha1(whole))
         else:
             identity = F.concat_ws(":", "topic", "partition", "offset") if kafka else F.sha1(whole)
         now = F.unix_millis(F.current_timestamp())
@@ -182,6 +186,7 @@ class SparkSource(Source):
             name=F.lit(c.id or c.format),
             table=F.col("topic") if kafka and not c.table else F.lit(c.table or c.id or c.format),
             key=F.col("key").cast("string") if kafka else None,
+            refused=refused,
         )
         return read_documents(rows, text, position, c.envelope if kafka or c.value else "row")
 

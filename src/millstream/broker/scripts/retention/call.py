@@ -271,7 +271,8 @@ def sizes_without_policy(context: Context, streams: Sequence[Name]) -> Operation
 
 def losses(context: Context, stream: Name) -> Operation[dict[str, int]]:
     """Group to the number of entries that a hard limit has ever deleted before the group was done with them."""
-    name_arg(stream, "stream")
+    if not can_have_companions(name_arg(stream, "stream")):
+        return {}
     key = companion_key(stream, "dropped")
     reply = yield Command((b"HGETALL", key), key, repeatable=True)
     return {to_name(group): int(count) for group, count in mapping(reply).items()}
