@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from millstream import Broker, Message, Publisher, Router, open_broker
 from millstream.cqrs import Depends
 from millstream.messaging import Backoff, DeadLetters, Handler, Output, Rejected
-from millstream.messaging.middleware import retry
+from millstream.messaging.handler import waits_for_turn
+from millstream.messaging.middleware import circuit_breaker, retry, throttle
 from millstream.testing import eventually
 
 QUICK: dict[str, Any] = {"group_start": "0", "backoff": Backoff(initial_ms=1, max_ms=5)}
@@ -225,3 +226,47 @@ async def test_topics_with_weights_share_the_starts(broker: Broker) -> None:
     assert Counter(order) == {"jobs.bulk": 20, "jobs.urgent": 20}
     first = Counter(order[1:21])
     assert first["jobs.urgent"] > first["jobs.bulk"] > 0, "the weights decide, and nobody waits for ever"
+
+
+@pytest.mark.parametrize("waits_for", ["free place", "rate limit", "circuit", "batch"])
+async def test_close_returns_messages_that_wait_for_their_turn(broker: Broker, waits_for: str) -> None:
+    release, started = asyncio.Event(), list[bytes]()
+    router = Router(broker, **QUICK)
+    topic: str | dict[str, int] = "jobs"
+    options: dict[str, Any] = {"max_in_flight": 1}
+    waiting = {"free place": 1, "rate limit": 3, "circuit": 3, "batch": 3}[waits_for]
+    if waits_for == "free place":
+        topic = {"jobs": 1}
+    elif waits_for == "rate limit":
+        options = {"max_in_flight": 4, "middleware": [throttle(1, per_ms=60_000)]}
+    elif waits_for == "circuit":
+        options = {"max_in_flight": 4, "middleware": [circuit_breaker(1, reset_after_ms=60_000)]}
+    elif waits_for == "batch":
+        options = {"max_in_flight": 10, "batch": 4, "linger_ms": 60_000}
+
+    async def work(message: Message) -> None:
+        started.append(message.payload)
+        if waits_for == "circuit":
+            await message.reject("opens the circuit")
+            raise ValueError("opens the circuit")
+        await release.wait()
+
+    async def work_on_list(messages: list[Message]) -> None:
+        started.extend(message.payload for message in messages)
+
+    router.on(topic, group="g", **options)(work_on_list if waits_for == "batch" else work)
+    async with Publisher(broker) as publisher:
+        await publisher.publish("jobs", *(Message(b"%d" % number) for number in range(waiting + 1)))
+    if waits_for == "batch":
+        started.append(b"no message")
+        waiting = 4 - 1
+        await broker.xdel("jobs", [(await broker.xrange("jobs"))[-1].id])
+    async with router:
+        await eventually(lambda: len(started) == 1 and sum(map(waits_for_turn, asyncio.all_tasks())) == waiting)
+        closing = asyncio.create_task(router.close())
+        await eventually(lambda: not any(map(waits_for_turn, asyncio.all_tasks())))
+        release.set()
+        await closing
+    assert len(started) == 1, "no handler starts after the close has begun"
+    pending = await broker.xpending_range("jobs", "g", count=10)
+    assert [entry.times_delivered for entry in pending] == [0] * waiting

@@ -189,6 +189,33 @@ async def test_replay_keeps_its_rate(broker: Broker) -> None:
         await letters.replay(rate=0)
 
 
+async def test_replay_of_an_entry_with_very_many_fields_does_not_stop_the_others(broker: Broker) -> None:
+    router = Router(broker, **QUICK)
+    failing, handled = True, list[int]()
+
+    @router.on("orders", group="billing")
+    async def bill(message: Message) -> None:
+        if failing:
+            raise ValueError("down")
+        handled.append(len(message.fields or {}))
+
+    await broker.xadd("orders", {"payload": "1"})
+    await broker.xadd("orders", {f"field {number}": "value" for number in range(3_600)})
+    await broker.xadd("orders", {"payload": "2"})
+    letters = DeadLetters(broker, "orders")
+
+    async def all_buried() -> bool:
+        return await letters.count() == 3
+
+    async with router:
+        await eventually(all_buried)
+        failing = False
+        assert (await letters.replay()).added == 3
+        await eventually(lambda: len(handled) == 3)
+    assert sorted(handled) == [3, 3, 3_602], "each with the two marks of a replay"
+    assert await letters.count() == 0
+
+
 async def test_a_replay_that_was_interrupted_anywhere_adds_nothing_twice(broker: Broker, letters: DeadLetters) -> None:
     seed = int(os.environ.get("SEED", random.randrange(10**6)))
     print(f"SEED={seed}")
@@ -198,6 +225,8 @@ async def test_a_replay_that_was_interrupted_anywhere_adds_nothing_twice(broker:
 
     class Cut:
         """Fails now and then, before or after the server has done it."""
+
+        context = broker.context
 
         def __getattr__(self, name: str) -> Any:
             method = getattr(broker, name)

@@ -37,6 +37,7 @@ from millstream.messaging.handler import (
     mark_needs_thread,
     message_handler,
     note_batch_task,
+    wait_for_turn,
 )
 from millstream.messaging.marshaler import Marshaler, check_body, is_body
 from millstream.messaging.message import Message
@@ -223,7 +224,7 @@ class Collector:
             self._dispatch(gathering)
         elif gathering.timer is None:
             gathering.timer = loop.call_later(self._linger_s, self._dispatch, gathering)
-        return await done  # type: ignore[no-any-return]  # checked when it is published
+        return await wait_for_turn(message, done)
 
     def _was_in_failed_batch(self, message: Message) -> bool:
         entry = (message.topic, message.group, message.id)

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableSequence, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from millstream.broker import companion_key
+from millstream.broker.context import MAX_ARGS_PER_ROW, Context
+from millstream.broker.operations.conversion import add_fields
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream
 from millstream.messaging import tracing
 from millstream.messaging.failure import DeadLetterDetails, marked, original, read_details
 from millstream.messaging.middleware.throttle import RateLimit
 from millstream.messaging.settings import check_topic
 from millstream.model import MAX_ID, MIN_ID, Entry, EntryId
-from millstream.wire import to_name
+from millstream.wire import Command, Operation, to_bytes, to_name
 
 if TYPE_CHECKING:
     from millstream.broker import Broker
@@ -61,6 +65,10 @@ class FailureGroup:
 
 
 PAGE = 200
+MARKS = 2
+"""The fields that a replay adds to an entry."""
+MAX_MARKS_BYTES = 64 * 1024
+"""More than their names and values have."""
 
 
 class NoSuchDeadLetter(MillstreamError):
@@ -277,6 +285,33 @@ class DeadLetters:
             return set()
 
     async def _send(self, target: str, group: str | None, letters: Sequence[DeadLetter], done: Replayed) -> None:
+        for exceeds_limits, batch in groupby(letters, self._exceeds_limits):
+            if exceeds_limits:
+                for letter in batch:
+                    await self._send_large(target, group, letter, done)
+            else:
+                await self._send_batch(target, group, list(batch), done)
+
+    def _exceeds_limits(self, letter: DeadLetter) -> bool:
+        """Whether ``append_unique`` would refuse the entry, and every other entry of its call."""
+        fields = letter.fields
+        size = sum(len(name) + len(value) for name, value in fields.items())
+        return (
+            2 * (len(fields) + MARKS) > MAX_ARGS_PER_ROW
+            or size + MAX_MARKS_BYTES > self._broker.context.limits.max_entry_bytes
+        )
+
+    async def _send_large(self, target: str, group: str | None, letter: DeadLetter, done: Replayed) -> None:
+        """Replays an entry that another program added, with more fields or bytes than a script can pass. If this is
+        interrupted before the letter is removed, the entry is replayed twice."""
+        began_s = time.monotonic()
+        await self._broker.run(_append_without_limits, target, _renewed(letter, group))
+        await self._broker.xdel(self.name, [letter.id])
+        done.added += 1
+        if tracing.active is not None:
+            tracing.active.replayed(target, [letter.fields], began_s)
+
+    async def _send_batch(self, target: str, group: str | None, letters: Sequence[DeadLetter], done: Replayed) -> None:
         entries = [(f"replay {self.name} {letter.id}", _renewed(letter, group)) for letter in letters]
         began_s = time.monotonic()
         appended = await self._broker.append_unique(target, entries)
@@ -332,6 +367,11 @@ class DeadLetters:
 async def dead_letter_streams(broker: Broker, pattern: str = "*.dlq") -> list[str]:
     """The dead-letter streams that are companion keys of streams."""
     return sorted(await broker.list_streams(pattern))
+
+
+def _append_without_limits(context: Context, stream: str, fields: Mapping[bytes, bytes]) -> Operation[None]:
+    key = to_bytes(stream)
+    yield Command((b"XADD", key, b"*", *add_fields([], fields, sys.maxsize)), key)
 
 
 def _read(entry: Entry) -> DeadLetter:

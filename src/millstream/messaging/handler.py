@@ -124,6 +124,30 @@ def batch_handler_of(task: asyncio.Task[Any] | None) -> RunningHandler | None:
     return None if task is None else _batch_tasks.get(task)
 
 
+_waiting_for_turn: dict[asyncio.Task[Any], Message] = {}
+
+
+async def wait_for_turn(message: Message, turn: Awaitable[R]) -> R:
+    """Waits for what keeps a message from its handler: a free place, a rate limit, the other messages of its batch.
+
+    A subscription that closes cancels the wait, so that no handler starts after the close has begun.
+    """
+    task = asyncio.current_task()
+    if task is None or message.begun:  # a handler has started for this delivery, and is called again
+        return await turn
+    _waiting_for_turn[task] = message
+    try:
+        return await turn
+    finally:
+        del _waiting_for_turn[task]
+
+
+def waits_for_turn(task: asyncio.Task[Any]) -> bool:
+    """Whether the task waits with a message whose handler has not started."""
+    message = _waiting_for_turn.get(task)
+    return message is not None and not message.begun
+
+
 def callable_name(function: Callable[..., Any]) -> str:
     """A short name: of the function, or of the class of an object with ``__call__``."""
     while isinstance(function, partial):

@@ -29,6 +29,7 @@ from millstream.messaging.handler import (
     callable_place,
     end,
     needs_thread,
+    wait_for_turn,
 )
 from millstream.messaging.handler_threads import handler_threads
 from millstream.messaging.marshaler import Marshaler, PydanticMarshaler
@@ -203,7 +204,7 @@ class Route:
 def _in_turn(gate: PriorityGate, topic: str, handler: Handler) -> Handler:
     async def handle(message: Message) -> Output:
         message.begun = False  # handed back while it waits for its turn, it is not charged
-        await gate.enter(topic)
+        await wait_for_turn(message, gate.enter(topic))
         try:
             message.begun = True
             return await handler(message)
@@ -220,7 +221,7 @@ def _with_thread(handler: Handler) -> Handler:
     async def handle(message: Message) -> Output:
         message.begun = False  # returned to the group while it waits for a thread, this delivery is not counted
         threads = handler_threads()
-        await threads.acquire()
+        await wait_for_turn(message, threads.acquire())
         try:
             message.begun = True
             return await handler(message)

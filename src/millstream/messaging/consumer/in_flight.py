@@ -300,8 +300,9 @@ class InFlight:
         return len(self._unverified)
 
     def has_unsettled(self) -> bool:
-        """Whether a handler or the user has a message without an outcome."""
-        return any(each._outcome is None and each._state in _STARTED for each in self._entries.values())
+        """Whether a handler or the user has a message without an outcome. One that waits for its turn in middleware has
+        reached neither."""
+        return any(m._outcome is None and m._state in _STARTED and m.begun for m in self._entries.values())
 
     def oldest(self) -> EntryId | None:
         """The smallest id in flight: every smaller id that this process received is settled."""

@@ -22,7 +22,7 @@ from millstream.messaging.consumer.settler import Settler
 from millstream.messaging.consumer.topic import Topic
 from millstream.messaging.errors import HandlerCancelled
 from millstream.messaging.failure import report_failure, text_of
-from millstream.messaging.handler import Handler, callable_name, failure_of
+from millstream.messaging.handler import Handler, callable_name, failure_of, waits_for_turn
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, AckPolicy, after_error
 
@@ -83,9 +83,13 @@ class WorkerPool:
 
     async def close(self, topic: Topic, time_left: Callable[[], float]) -> None:
         """Waits for running handlers as long as ``time_left`` says, then cancels them, and waits for CANCEL_GRACE_S at
-        most. ``topic.closing`` was set before: nothing more is started."""
+        most. ``topic.closing`` was set before: nothing more is started. Messages that wait for their turn (a rate
+        limit, a free place) are not waited for: their handlers would start during the close."""
         while topic in self._running and (left := time_left()) > 0:
-            # In intervals: a second call of close may shorten the time.
+            for task in self._running[topic]:
+                if waits_for_turn(task):
+                    task.cancel()
+            # In intervals: a second call of close may shorten the time, and middleware may begin to wait.
             try:
                 async with asyncio.timeout(min(left, 0.25)):
                     await topic.change()

@@ -14,7 +14,7 @@ from typing import Literal
 
 from millstream.errors import InvalidArgument
 from millstream.messaging.errors import CircuitOpen, Rejected
-from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.handler import Handler, Middleware, Output, wait_for_turn
 from millstream.messaging.message import Message
 from millstream.model import milliseconds
 
@@ -95,7 +95,8 @@ def circuit_breaker(
             while (wait := circuit.enter(now())) > 0:
                 if when_open == "raise":
                     raise CircuitOpen(wait)
-                await sleep(min(wait, after / 4) if circuit.state is CircuitState.HALF_OPEN else wait)
+                pause_s = min(wait, after / 4) if circuit.state is CircuitState.HALF_OPEN else wait
+                await wait_for_turn(message, sleep(pause_s))
             try:
                 output = await handler(message)
             except ignored:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.handler import Handler, Middleware, Output, wait_for_turn
 from millstream.messaging.message import Message
 from millstream.model import milliseconds
 
@@ -45,7 +45,7 @@ def throttle(
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:
             if (wait := pace.reserve(now())) > 0:
-                await sleep(wait)
+                await wait_for_turn(message, sleep(wait))
             return await handler(message)
 
         return handle
