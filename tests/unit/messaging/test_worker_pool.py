@@ -15,7 +15,7 @@ TOPICS = 200
 
 async def publish_to_all(broker: Broker) -> None:
     for number in range(TOPICS):
-        await broker.xadd(f"t{number}", {"uuid": f"{number}", "payload": b"x"})
+        await broker.xadd(f"t{number}", {b"uuid": b"%d" % number, b"payload": b"x"})
 
 
 async def test_waiting_handlers_of_other_topics_delay_no_topic() -> None:
@@ -71,7 +71,7 @@ async def test_worker_that_is_cancelled_before_it_runs_is_replaced() -> None:
         router.add(handle, "t", group="g")
         async with asyncio.timeout(30), router:
             before = asyncio.all_tasks()
-            await broker.xadd("t", {"uuid": "1", "payload": b"x"})
+            await broker.xadd("t", {b"uuid": b"1", b"payload": b"x"})
             while not (workers := [t for t in asyncio.all_tasks() - before if "worker of group" in t.get_name()]):
                 await asyncio.sleep(0)
             if not handled.is_set():
