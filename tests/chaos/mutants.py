@@ -49,8 +49,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a publisher's writer stays in place after a batch that was given up",
         "messaging/batching.py",
-        "batches, self._batches = self._batches or self._begin(), None\n",
-        "batches = self._batches = self._batches or self._begin()\n",
+        "writer, self._writer = self._writer or self._begin(), None\n",
+        "writer = self._writer = self._writer or self._begin()\n",
         (EVIDENCE, "-k", "abandoned_batch"),
     ),
     Mutant(

@@ -35,6 +35,7 @@ steps = st.lists(
         st.tuples(st.just("abandon"), groups, consumers, ids, times),
         st.tuples(st.just("delete"), ids),
         st.tuples(st.sampled_from(["ack_held", "heartbeat", "count_delivery"]), groups, consumers, ids, times),
+        st.tuples(st.just("ack_streams"), groups, consumers, ids, times),
         st.tuples(st.just("return_unstarted"), groups, consumers, ids, times, times),
         st.tuples(st.just("delay"), groups, consumers, ids, times, st.sampled_from([0, HOUR])),
         st.tuples(st.just("dead_letter"), groups, consumers, st.integers(1, 9), times),
@@ -103,6 +104,10 @@ class Side:
             case (("ack_held" | "heartbeat" | "count_delivery"), (group, consumer, numbers, count)):
                 some = [entry(n) for n in numbers]
                 return broker.run(getattr(settle, name), "s", group, consumer, some, times_delivered=count)
+            case "ack_streams", (group, consumer, numbers, count):
+                some = [entry(n) for n in numbers]
+                acks = [("none", count, some), ("s", count, some), ("{s}.out", count, some), ("s", count, some[:1])]
+                return broker.run(settle.ack_streams, group, consumer, acks)
             case "return_unstarted", (group, consumer, numbers, count, leaving):
                 some = [entry(n) for n in numbers]
                 return broker.run(

@@ -13,19 +13,20 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from millstream.broker import Appended
+from millstream.broker.bulk import gc_paused
 from millstream.broker.drivers import PipelineBatcher
 from millstream.broker.operations.streams import xrevrange
 from millstream.broker.scripts import delayed
-from millstream.broker.scripts.append_once import BatchWriter, RowsMissing
+from millstream.broker.scripts.append_once import BatchWriter, RowsMissing, append_batches
 from millstream.broker.scripts.append_unique import append_unique
 from millstream.errors import BrokerUnavailable, MillstreamError
 from millstream.messaging.supervision import Outage
 from millstream.model import Backoff, Durability, EntryId
-from millstream.wire import Operation
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
@@ -39,6 +40,8 @@ MAX_STORES = 100
 """Kinds of publishes (durabilities, delays) that one topic's queue remembers."""
 MAX_SEPARATE_APPENDS = 8
 """Batches of different topics that travel one by one at the same time. Further ones share round trips."""
+MAX_SHARED_APPENDS = 128
+"""Topics that share a round trip. While the server executes the first of them, the next ones are packed."""
 MIN_SPLIT_BATCH = 32
 """A batch of so many is not halved: each call to the broker has a cost."""
 
@@ -51,6 +54,8 @@ Row = list[bytes]
 NamedFields = tuple[str, Mapping[bytes, bytes]]
 """An entry with its event id or token."""
 S = TypeVar("S", bound="BatchStore")
+SharedBatches = deque[tuple["TopicQueue", "PlainBatch"]]
+"""Batches in one round trip, whose result is not known yet."""
 
 
 class Retries:
@@ -74,29 +79,69 @@ class Retries:
         return BACKOFF.delay_ms(self._attempt, random.random())  # noqa: S311 - spreads retries
 
 
-class Appender:
-    """Runs the append operations of all topics of a publisher. A few travel one by one, each on a connection of its
-    own; beyond that, those of the same moment share a round trip.
+class SharedAppends:
+    """Batches of several topics that share round trips. While few topics send, each sends its own batch at once; beyond
+    that, the batches of the same moment travel together.
 
-    On a Cluster all of them travel one by one: a node that is down would delay the topics of the other nodes.
+    On a Cluster each topic sends its own: a node that is down would delay the topics of the other nodes.
     """
 
     def __init__(self, broker: BrokerProtocol) -> None:
+        self.senders = 0
+        """Topics that send their own batches now."""
         self._broker = broker
-        self._batcher = PipelineBatcher(broker)
         # The embedded broker has no round trips.
         self._can_share = not broker.context.cluster and getattr(broker.transport, "now", None) is None
-        self._separate = 0
+        self._waiting: list[TopicQueue] = []
+        self._retries = PipelineBatcher(broker)
 
-    async def run(self, operation: Callable[..., Operation[R]], *args: Any, durability: Durability | None) -> R:
-        # A wait for replicas belongs to one connection: several of them would follow one another.
-        if self._can_share and durability is None and self._separate >= MAX_SEPARATE_APPENDS:
-            return await self._batcher.run(operation(self._broker.context, *args))
-        self._separate += 1
+    def add(self, queue: TopicQueue) -> bool:
+        """The next batch of the queue shares a round trip. False: the topic sends it."""
+        if not self._can_share or self.senders < MAX_SEPARATE_APPENDS:
+            return False
+        if not self._waiting:
+            task = asyncio.create_task(self._send_waiting(), name="millstream publisher to several topics")
+            task.add_done_callback(self._waiting_ended)
+        self._waiting.append(queue)
+        return True
+
+    async def run(self, batch: PlainBatch) -> Appended:
+        """Appends a batch whose topic has a sender of its own."""
+        if self._can_share and batch.store.can_share and self.senders > MAX_SEPARATE_APPENDS:
+            # Many topics are being retried.
+            return await self._retries.run(batch.writer.append(self._broker.context, batch.rows, batch.token))
+        return await self._broker.run(batch.writer.append, batch.rows, batch.token)
+
+    async def _send_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for at in range(0, len(waiting), MAX_SHARED_APPENDS):
+            batches = deque((queue, queue.begin_shared()) for queue in waiting[at : at + MAX_SHARED_APPENDS])
+            task = asyncio.create_task(self._send(batches), name="millstream publisher to several topics")
+            task.add_done_callback(partial(_break_off, batches))
+
+    async def _send(self, batches: SharedBatches) -> None:
+        results: Sequence[Appended | Exception]
         try:
-            return await self._broker.run(operation, *args)
-        finally:
-            self._separate -= 1
+            requests = [(batch.writer, batch.rows, batch.token) for _, batch in batches]
+            results = await self._broker.run(append_batches, requests)
+        except Exception as error:
+            results = [error] * len(batches)
+        with gc_paused():
+            for result in results:
+                queue, batch = batches.popleft()
+                queue.end_shared(batch, result)
+
+    def _waiting_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # before its first step
+            waiting, self._waiting = self._waiting, []
+            for queue in waiting:
+                queue.break_off()
+
+
+def _break_off(batches: SharedBatches, task: asyncio.Task[None] | None = None) -> None:
+    """Also called when a task ended: it may have been cancelled before its first step."""
+    while batches:
+        batches.popleft()[0].break_off()
 
 
 class BatchStore(ABC):
@@ -104,6 +149,8 @@ class BatchStore(ABC):
 
     can_split = False
     """Whether a call with more rows than a batch takes travels as several batches."""
+    can_share = False
+    """Whether a batch may share a round trip with batches of other topics."""
 
     def __init__(self, queue: TopicQueue, durability: Durability | None) -> None:
         self.queue = queue
@@ -123,12 +170,21 @@ class QueuedCall(NamedTuple):
     store: BatchStore
 
 
+class CallBatch(NamedTuple):
+    """The calls that a queue is storing now, and their rows."""
+
+    calls: Sequence[QueuedCall]
+    rows: Sequence[Any]
+    size: int
+
+
 _new = tuple.__new__
 """Makes a named tuple in half the time of its own constructor."""
 
 
 class TopicQueue:
-    """Batches leave one at a time, in the order of the calls."""
+    """Batches leave one at a time, in the order of the calls: in a task of this queue, or together with batches of
+    other topics."""
 
     def __init__(
         self,
@@ -143,7 +199,7 @@ class TopicQueue:
         versions: Iterator[int],
         outage: Outage,
         on_delayed: Callable[[str, int], None],
-        appender: Appender,
+        shared: SharedAppends,
     ) -> None:
         """``versions`` never repeats a number: a queue that replaces a dropped one must not be taken for it.
         ``on_delayed`` gets the topic and the delay of messages that were stored to be published later."""
@@ -153,7 +209,7 @@ class TopicQueue:
         self.versions = versions
         self.retry_ms = retry_ms
         self.on_delayed = on_delayed
-        self.appender = appender
+        self.shared = shared
         self._max_batch = max_batch
         self._max_batch_bytes = max_batch_bytes
         self._sent = sent
@@ -164,9 +220,11 @@ class TopicQueue:
         self._last = 0
         self._outage = outage
         self._stores: dict[Hashable, BatchStore] = {}
+        self._batch: CallBatch | None = None
+        """The batch that is being stored."""
         self._sender: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The sender's, while there is one."""
+        """The event loop, while batches are being stored."""
         self.failing = False
         """The last try to store a batch failed, and it is being tried again."""
 
@@ -192,10 +250,11 @@ class TopicQueue:
 
     @property
     def idle(self) -> bool:
-        return self._sender is None and not self._calls
+        return self._loop is None and not self._calls
 
     def promise(self) -> asyncio.Future[Ids]:
-        """The future that a call waits for. While a sender runs, the loop is known: getting it costs a system call."""
+        """The future that a call waits for. While batches are being stored, the loop is known: getting it costs a
+        system call."""
         return (self._loop or asyncio.get_running_loop()).create_future()
 
     def add(self, rows: Sequence[Any], size: int, stored: asyncio.Future[Ids], store: BatchStore) -> None:
@@ -207,10 +266,9 @@ class TopicQueue:
             self._add_in_pieces(rows, stored, store)
         self._rows += len(rows)
         self._bytes += size
-        if self._sender is None:
+        if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._sender = self._loop.create_task(self._send_all(), name=f"millstream publisher to {self.topic}")
-            self._sender.add_done_callback(self._ended)
+            self._send()
 
     def _add_in_pieces(self, rows: Sequence[Row], stored: asyncio.Future[Ids], store: BatchStore) -> None:
         """Splits a call that is larger than a batch: half a stored batch could not be distinguished from none."""
@@ -239,47 +297,100 @@ class TopicQueue:
 
         asyncio.gather(*pieces).add_done_callback(finished)
 
-    async def _send_all(self) -> None:
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Stores the next batch together with batches of other topics, or starts a task that stores all batches."""
+        if not (self._calls[0].store.can_share and self.shared.add(self)):
+            self._start_sender()
+
+    def _start_sender(self, first: Callable[[], Awaitable[Ids]] | None = None) -> None:
+        """``first``: what remains to be done for the batch that is being stored."""
+        assert self._loop is not None
+        self.shared.senders += 1
+        self._sender = self._loop.create_task(self._send_all(first), name=f"millstream publisher to {self.topic}")
+        self._sender.add_done_callback(self._ended)
+
+    async def _send_all(self, first: Callable[[], Awaitable[Ids]] | None) -> None:
+        store = first
         try:
-            while self._calls:
-                calls, rows, size = self._next_batch()
+            while store is not None or self._calls:
+                if store is None:
+                    batch = self._next_batch()
+                    store = partial(batch.calls[0].store.store, batch.rows, batch.size)
                 try:
-                    ids = await calls[0].store.store(rows, size)
+                    ids = await store()
                 except Exception as error:
-                    kind = type(error).__name__
-                    self.emit("messaging.publish_failed", messages=len(rows), error_type=kind)
-                    for call in calls:
-                        if not call.stored.done():
-                            call.stored.set_exception(error)
-                except BaseException:
-                    self._break_off(calls, len(rows), size)
-                    raise
+                    self._failed(error)
                 else:
-                    _report_stored(calls, ids)
-                self._sent(len(rows), size)
-        finally:
-            if self._sender is asyncio.current_task():
-                self._sender = self._loop = None
+                    self._stored(ids)
+                store = None
+        except BaseException:
+            self.break_off()
+            raise
+        if self._sender is asyncio.current_task():
+            self._sender = self._loop = None
 
     def _ended(self, sender: asyncio.Task[None]) -> None:
-        """A sender that is cancelled before its first step cannot clean up."""
+        """Also called for a sender that was cancelled before its first step."""
+        self.shared.senders -= 1
         if self._sender is sender:
-            self._break_off([], 0, 0)
+            self.break_off()
 
-    def _break_off(self, calls: list[QueuedCall], messages: int, size: int) -> None:
+    def begin_shared(self) -> PlainBatch:
+        """The next batch, which shares a round trip. ``end_shared`` or ``break_off`` follows."""
+        batch = self._next_batch()
+        store = batch.calls[0].store
+        assert isinstance(store, PlainStore)
+        return store.begin(batch.rows, batch.size)
+
+    def end_shared(self, batch: PlainBatch, result: Appended | Exception) -> None:
+        if not isinstance(result, Appended) or result.skipped:
+            self._start_sender(partial(batch.store.repeat, batch, result))
+            return
+        self._outage.worked(self.topic)
+        self._stored(batch.store.end(batch, result))
+        if self._calls:
+            self._send()
+        else:
+            self._loop = None
+
+    def _stored(self, ids: Ids) -> None:
+        batch = self._finished()
+        _report_stored(batch.calls, ids)
+        self._sent(len(batch.rows), batch.size)
+
+    def _failed(self, error: Exception) -> None:
+        batch = self._finished()
+        self.emit("messaging.publish_failed", messages=len(batch.rows), error_type=type(error).__name__)
+        for call in batch.calls:
+            if not call.stored.done():
+                call.stored.set_exception(error)
+        self._sent(len(batch.rows), batch.size)
+
+    def _finished(self) -> CallBatch:
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        return batch
+
+    def break_off(self) -> None:
         """The sender was cancelled, as all tasks are when a loop ends. No task sends the remaining messages, so calls
         that wait for them are cancelled too. Otherwise ``close``, and the end of the program, would never return."""
         self._sender = self._loop = None
-        given_up = [*calls, *self._calls]
-        messages += self._rows
-        size += self._bytes
+        given_up = list(self._calls)
+        messages, size = self._rows, self._bytes
+        if self._batch is not None:
+            batch = self._finished()
+            given_up = [*batch.calls, *given_up]
+            messages += len(batch.rows)
+            size += batch.size
         self._calls.clear()
         self._rows = self._bytes = 0
         for call in given_up:
             call.stored.cancel()
         self._sent(messages, size)
 
-    def _next_batch(self) -> tuple[list[QueuedCall], list[Any], int]:
+    def _next_batch(self) -> CallBatch:
         """Half of the queued rows: while the server stores them, the other half of the tasks prepares its messages."""
         limit = min(self._max_batch, max(MIN_SPLIT_BATCH, (self._rows + self._last) // 2))
         calls: list[QueuedCall] = []
@@ -306,14 +417,19 @@ class TopicQueue:
         self._rows -= len(rows)
         self._bytes -= size
         self._last = len(rows)
-        return calls, rows, size
+        self._batch = CallBatch(calls, rows, size)
+        return self._batch
 
-    async def until_stored(self, store: Callable[[], Awaitable[R]]) -> R:
-        """Calls ``store``, which is idempotent, until it returns or ``retry_ms`` are over."""
+    async def until_stored(self, store: Callable[[], Awaitable[R]], first: MillstreamError | None = None) -> R:
+        """Calls ``store``, which is idempotent, until it returns or ``retry_ms`` are over. ``first``: the error of a
+        first attempt."""
         retries: Retries | None = None
         try:
             while True:
                 try:
+                    if first is not None:
+                        failure, first = first, None
+                        raise failure
                     stored = await store()
                 except MillstreamError as error:
                     retries = retries or Retries(self.retry_ms)
@@ -334,6 +450,20 @@ class TopicQueue:
         self.broker.context.observer(name, topic=self.topic, **details)
 
 
+class PlainBatch:
+    """A batch of plain rows that is being stored."""
+
+    __slots__ = ("began", "rows", "size", "store", "token", "writer")
+
+    def __init__(self, store: PlainStore, writer: BatchWriter, rows: Sequence[Row], size: int) -> None:
+        self.store = store
+        self.writer = writer
+        self.rows = rows
+        self.size = size
+        self.token = os.urandom(TOKEN_BYTES).hex().encode()
+        self.began = time.perf_counter()
+
+
 class PlainStore(BatchStore):
     """Appends rows, each batch from the row where the last one ended: a batch that is sent twice is stored once."""
 
@@ -341,34 +471,48 @@ class PlainStore(BatchStore):
 
     def __init__(self, queue: TopicQueue, durability: Durability | None) -> None:
         super().__init__(queue, durability)
+        # A wait for replicas belongs to one connection: several of them would follow one another.
+        self.can_share = durability is None
         # Each durability counts its own rows; its time to wait is a part of it.
         self._partition = f"{durability} {durability.timeout_ms}" if durability is not None else "0"
-        self._batches: BatchWriter | None = None
+        self._writer: BatchWriter | None = None
         """Where the last batch ended. None: unknown, so the next batch begins a new version."""
 
     async def store(self, rows: Sequence[Row], size: int) -> Ids:
         """Returns the ids of the rows when a reply proves that they are stored. Retries from the same position, with
         the same batch token, until the time is over."""
-        began = time.perf_counter()
-        token = os.urandom(TOKEN_BYTES).hex().encode()
+        return await self.repeat(self.begin(rows, size))
+
+    def begin(self, rows: Sequence[Row], size: int) -> PlainBatch:
         # Restored only after a reply: if this ends otherwise (an unexpected error, the end of the loop), it is unknown
         # whether these rows are stored, and later rows must not be taken for them.
-        batches, self._batches = self._batches or self._begin(), None
+        writer, self._writer = self._writer or self._begin(), None
+        return PlainBatch(self, writer, rows, size)
+
+    async def repeat(self, batch: PlainBatch, first: Appended | Exception | None = None) -> Ids:
+        """``first``: the result of a first attempt."""
+        if isinstance(first, Exception) and not isinstance(first, MillstreamError):
+            raise first
 
         async def append() -> Appended:
-            nonlocal batches
             while True:
                 try:
-                    return await self.queue.appender.run(batches.append, rows, token, durability=self.durability)
+                    return await self.queue.shared.run(batch)
                 except RowsMissing:
                     # The marker is gone: the server was flushed, or it expired. So these rows were not stored.
-                    batches = self._begin()
+                    batch.writer = self._begin()
 
-        appended = await self.queue.until_stored(append)
-        self._batches = batches
-        ids = await self._complete(rows, appended.ids) if appended.skipped else appended.ids
-        self.queue.emit("messaging.published", messages=len(rows), bytes=size, seconds=time.perf_counter() - began)
-        return ids
+        if isinstance(first, RowsMissing):
+            batch.writer, first = self._begin(), None
+        appended = first if isinstance(first, Appended) else await self.queue.until_stored(append, first)
+        ids = self.end(batch, appended)
+        return await self._complete(batch.rows, ids) if appended.skipped else ids
+
+    def end(self, batch: PlainBatch, appended: Appended) -> Ids:
+        self._writer = batch.writer
+        seconds = time.perf_counter() - batch.began
+        self.queue.emit("messaging.published", messages=len(batch.rows), bytes=batch.size, seconds=seconds)
+        return appended.ids
 
     def _begin(self) -> BatchWriter:
         """A new version, from row 0 on."""

@@ -20,11 +20,11 @@ from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging import tracing
 from millstream.messaging.batching import (
     FORGET_AFTER_MS,
-    Appender,
     BatchStore,
     DelayedStore,
     Ids,
     Row,
+    SharedAppends,
     TopicQueue,
     numbered,
 )
@@ -121,7 +121,7 @@ class Publisher:
         self._buffered = 0
         self._buffered_bytes = 0
         self._waiting: OrderedDict[asyncio.Future[Ids], WaitingCall] = OrderedDict()
-        self._appender = Appender(broker)
+        self._shared = SharedAppends(broker)
         self._delayed = DelayedPublisher(broker)
         self._outage = Outage("publish", broker.context.observer)
         self._tokens = 0
@@ -373,7 +373,7 @@ class Publisher:
         self._queues = {}
         self._buffered = self._buffered_bytes = 0
         self._waiting = OrderedDict()
-        self._appender = Appender(self._broker)
+        self._shared = SharedAppends(self._broker)
         self._delayed = DelayedPublisher(self._broker)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -395,7 +395,7 @@ class Publisher:
             versions=self._versions,
             outage=self._outage,
             on_delayed=self._delayed.due_in,
-            appender=self._appender,
+            shared=self._shared,
         )
         return queue
 

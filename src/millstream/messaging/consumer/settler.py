@@ -40,6 +40,8 @@ SETTLE_BACKOFF = Backoff(initial_ms=50, max_ms=1_000, jitter=0.5)
 is redelivered, which is ``settings.backoff``."""
 MAX_TOPICS_PER_PIPELINE = 500
 """Topics whose acknowledgements share a command pipeline."""
+MAX_ENTRIES_PER_SCRIPT = 200
+"""Entries of several topics that one script acknowledges: it blocks all other clients of the server."""
 
 
 class _Outbox:
@@ -193,7 +195,8 @@ class Settler:
 
     async def round(self, topics: Sequence[Topic]) -> None:
         """Applies all outcomes of these topics: acknowledgements in one pipeline, everything else concurrently."""
-        batch: list[tuple[Topic, _Outbox, list[Message]]] = []
+        to_ack: dict[Topic, list[Message]] = {}
+        outboxes: dict[Topic, _Outbox] = {}
         for topic in topics:
             outbox = self._outboxes.get(topic)
             if outbox is None:
@@ -207,29 +210,86 @@ class Settler:
                 for same_count in messages_by_count(to_count).values():
                     self._begin(topic, self._repeat(topic, self._start, same_count))
             if outbox.acks:
-                batch.append((topic, outbox, outbox.acks.copy()))
+                to_ack[topic] = outbox.acks.copy()
                 outbox.acks.clear()  # the same list: workers append to it
                 outbox.batches_in_progress += 1
-        if not batch:
+                outboxes[topic] = outbox
+        if not to_ack:
             self._notify_empty(topics)
             return
-        done, began_s = 0, time.monotonic()
         try:
-            replies = await self._broker.run(
-                command_pipeline, [self._acknowledge(topic, messages) for topic, _, messages in batch]
-            )
-            for (topic, _, messages), reply in zip(batch, replies, strict=True):
-                await self._acknowledged(topic, messages, reply, began_s)
-                done += 1
+            if len(to_ack) > 1:
+                await self._ack_streams(to_ack)
+            if to_ack:
+                await self._ack_each(to_ack)
         except BaseException:
             # Cancelled or restarted: the acknowledgements are sent again. Otherwise the messages would be redelivered.
-            for _, outbox, messages in batch[done:]:
-                outbox.acks[:0] = messages
+            for topic, messages in to_ack.items():
+                outboxes[topic].acks[:0] = messages
             raise
         finally:
-            for _, outbox, _ in batch:
+            for outbox in outboxes.values():
                 outbox.batches_in_progress -= 1
             self._notify_empty(topics)
+
+    async def _ack_streams(self, to_ack: dict[Topic, list[Message]]) -> None:
+        """Acknowledges entries of many topics with few scripts, and removes these topics from ``to_ack``. The others
+        are acknowledged one by one: those on a Cluster, with a fence, with several delivery counts or an error."""
+        began_s = time.monotonic()
+        scripts: list[list[tuple[Topic, int, list[EntryId]]]] = [[]]
+        size = 0
+        for topic, messages in to_ack.items():
+            context = topic.broker.context
+            times = messages[0].times_delivered
+            if context.cluster or context.fence is not None or len(messages) > MAX_ENTRIES_PER_SCRIPT:
+                continue
+            ids = [message.id for message in messages if message.times_delivered == times and message.id is not None]
+            if len(ids) < len(messages):
+                continue
+            size += len(ids)
+            if size > MAX_ENTRIES_PER_SCRIPT:
+                scripts.append([])
+                size = len(ids)
+            scripts[-1].append((topic, times, ids))
+        scripts = [acks for acks in scripts if len(acks) > 1]
+        if not scripts:
+            return
+        topic = scripts[0][0][0]
+        replies = await self._broker.run(
+            command_pipeline,
+            [
+                settle.ack_streams(
+                    self._broker.context,
+                    topic.group,
+                    topic.consumer,
+                    [(topic.key, times, ids) for topic, times, ids in acks],
+                )
+                for acks in scripts
+            ],
+        )
+        for acks, left in zip(scripts, replies, strict=True):
+            failed = isinstance(left, MillstreamError)
+            if failed and not left.retryable:
+                continue  # no permission for one of the streams: which one?
+            for position, (topic, _, ids) in enumerate(acks):
+                if failed:
+                    self._begin(topic, self._repeat(topic, self._ack, to_ack.pop(topic), left))
+                elif position not in left:
+                    messages = to_ack.pop(topic)
+                    topic.emit("messaging.acked", entries=len(ids))
+                    self.release(topic, ids)
+                    if tracing.active is not None:
+                        _trace_acks(topic, messages, (), began_s)
+
+    async def _ack_each(self, to_ack: dict[Topic, list[Message]]) -> None:
+        """Acknowledges entries of each topic with an operation of its own, and removes the topics from ``to_ack``."""
+        began_s = time.monotonic()
+        replies = await self._broker.run(
+            command_pipeline, [self._acknowledge(topic, messages) for topic, messages in to_ack.items()]
+        )
+        for topic, reply in zip(list(to_ack), replies, strict=True):
+            await self._acknowledged(topic, to_ack[topic], reply, began_s)
+            del to_ack[topic]
 
     def _notify_empty(self, topics: Iterable[Topic]) -> None:
         for topic in topics:

@@ -1,9 +1,10 @@
 """Runs handlers on ready messages. A worker is a task that handles message after message: a handler that does not wait
 costs a call, not a task.
 
-A worker that leaves ready messages behind wakes another one, so there are as many as handlers wait at a time. A handler
-must reset the context variables that it sets, because the same task handles further messages. Everything that it raises
-is a failure of its own message, except ``KeyboardInterrupt`` and the cancellation of the worker.
+Topics with ready messages wait in turn for a worker. A worker that leaves messages or topics behind wakes another one,
+so there are as many as handlers wait at a time, and handlers that do not wait share a few. A handler must reset the
+context variables that it sets, because the same task handles further messages. Everything that it raises is a failure
+of its own message, except ``KeyboardInterrupt`` and the cancellation of the worker.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from millstream.messaging.consumer.heartbeat import Heartbeat
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 SLICE_S = 0.005
 """After so long without a pause a worker lets other tasks of the loop run: heartbeats, timers, other subscriptions."""
+
+MAX_STARTING_WORKERS = 4
+"""Workers that were woken and do not run yet, at most. Each that runs wakes further ones while topics wait."""
 
 MAX_IDLE_WORKERS = 64
 """Workers that wait for work, at most. Further ones end."""
@@ -50,11 +53,14 @@ class WorkerPool:
         self._settler = settler
         self._heartbeat = heartbeat
         self._tasks: set[asyncio.Task[None]] = set()
-        self._parked: list[asyncio.Future[Topic]] = []
-        self._woken: set[Topic] = set()
-        """Topics for which a worker was woken and does not run yet: one is enough."""
+        self._parked: dict[asyncio.Task[None], asyncio.Future[None]] = {}
+        self._woken: dict[Topic, None] = {}
+        """Topics that wait for a worker, in turn."""
+        self._starting: set[asyncio.Task[None]] = set()
+        """Workers that were woken and do not run yet."""
         self._running: dict[Topic, set[asyncio.Task[None]]] = {}
         """Tasks that handle messages of a topic now."""
+        self._ended = False
 
     def wake(self, topic: Topic) -> None:
         # Outputs use capacity until they are stored; the release of their message wakes workers again.
@@ -62,16 +68,23 @@ class WorkerPool:
             return
         if len(self._running.get(topic, ())) >= topic.settings.max_in_flight:
             return
-        self._woken.add(topic)
-        while self._parked:
-            parked = self._parked.pop()
-            if not parked.done():
-                parked.set_result(topic)
-                return
-        name = f"millstream worker of group {topic.group}"
-        task = asyncio.get_running_loop().create_task(self._work(topic), name=name)
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._task_ended, topic))
+        self._woken[topic] = None
+        if not self._starting:
+            self._start_workers()
+
+    def _start_workers(self) -> None:
+        while len(self._starting) < min(MAX_STARTING_WORKERS, len(self._woken)):
+            while self._parked:
+                task, parked = self._parked.popitem()
+                if not parked.done():
+                    parked.set_result(None)
+                    break
+            else:
+                name = f"millstream worker of group {self._group}"
+                task = asyncio.get_running_loop().create_task(self._work(), name=name)
+                self._tasks.add(task)
+                task.add_done_callback(self._task_ended)
+            self._starting.add(task)
 
     def run_here(self, topic: Topic) -> bool:
         """Whether the current task is a handler of the topic."""
@@ -110,63 +123,64 @@ class WorkerPool:
             )
 
     def end(self) -> None:
-        """Ends the workers that wait for work."""
-        for parked in self._parked:
+        """Ends the workers that wait for work, and each other one when it has no work."""
+        self._ended = True
+        for parked in self._parked.values():
             parked.cancel()
         self._parked.clear()
 
-    async def _work(self, topic: Topic) -> None:
+    async def _work(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
         while True:
-            self._woken.discard(topic)
-            if topic.in_flight.ready and not topic.closing:
-                running = self._running.get(topic)
-                if running is None:
-                    running = self._running[topic] = set()
-                running.add(task)
-                try:
-                    await self._drain(topic)
-                finally:
-                    running.discard(task)
-                    if not running:
-                        del self._running[topic]
-                    topic.changed()
-            if topic.ended or len(self._parked) >= MAX_IDLE_WORKERS:
+            self._starting.discard(task)
+            pause_at = time.monotonic() + SLICE_S
+            while self._woken:
+                topic = next(iter(self._woken))
+                del self._woken[topic]
+                if self._woken and not self._starting:
+                    self._start_workers()
+                if topic.in_flight.ready and not topic.closing:
+                    pause_at = await self._run_handlers(topic, task, pause_at)
+            if self._ended or len(self._parked) >= MAX_IDLE_WORKERS:
                 return
-            parked = loop.create_future()
-            self._parked.append(parked)
-            try:
-                topic = await parked
-            except asyncio.CancelledError:
-                if not parked.cancelled():  # woken, and cancelled before it could run: another worker is woken
-                    topic = parked.result()
-                    self._woken.discard(topic)
-                    self.wake(topic)
-                raise
+            self._parked[task] = parked = loop.create_future()
+            await parked
 
-    async def _drain(self, topic: Topic) -> None:
-        """Message after message until nothing is ready. The hot path: every line here costs every message."""
+    async def _run_handlers(self, topic: Topic, task: asyncio.Task[None], pause_at: float) -> float:
+        running = self._running.get(topic)
+        if running is None:
+            running = self._running[topic] = set()
+        running.add(task)
+        try:
+            return await self._drain(topic, task, pause_at)
+        finally:
+            running.discard(task)
+            if not running:
+                del self._running[topic]
+            topic.changed()
+
+    async def _drain(self, topic: Topic, task: asyncio.Task[None], pause_at: float) -> float:
+        """Message after message until nothing is ready. Returns when the worker must pause. The hot path: every line
+        here costs every message."""
         in_flight, handler, settler, woken = topic.in_flight, topic.handler, self._settler, self._woken
         acks = settler.acks(topic)
         assert handler is not None
         take, settle = in_flight.take, in_flight.settle
         monotonic, certain_until = time.monotonic, topic.certain_until
-        task = asyncio.current_task()
         policy = topic.settings.ack_policy
         short = policy not in (AckPolicy.MANUAL, AckPolicy.ACK_FIRST) and topic.publish_to is None
-        pause_at = monotonic() + SLICE_S
         while not topic.closing:
             if not short and in_flight.outputs_full:
-                return
+                return pause_at
             now = monotonic()
             # Without a certain lease no ownership is certain.
             message = take(now if certain_until is None or now <= certain_until() else math.inf)
             if message is None:
                 if in_flight.unverified:
                     self._heartbeat.verify(topic)
-                return
+                return pause_at
             if topic not in woken and in_flight.ready:
                 self.wake(topic)
             try:
@@ -191,6 +205,7 @@ class WorkerPool:
             if now > pause_at:
                 await asyncio.sleep(0)
                 pause_at = monotonic() + SLICE_S
+        return pause_at
 
     async def _handle(self, topic: Topic, handler: Handler, message: Message) -> None:
         """The slower path: outputs, manual settlement, acknowledgement before the start."""
@@ -225,9 +240,12 @@ class WorkerPool:
         if not isinstance(error, GeneratorExit):  # then the loop has ended, and its heartbeats too
             asyncio.get_running_loop().call_later(CANCELLED_WORKER_S, check)
 
-    def _task_ended(self, woken_for: Topic, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._woken.discard(woken_for)
+        self._parked.pop(task, None)
+        if task in self._starting:  # cancelled before it could run
+            self._starting.discard(task)
+            self._start_workers()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a worker of group %s ended", self._group, exc_info=error)
 

@@ -2,7 +2,7 @@
 nothing.
 """
 
-from millstream.broker.scripts.append_once.call import BatchWriter, Once, OnceAt, append_once
+from millstream.broker.scripts.append_once.call import BatchWriter, Once, OnceAt, append_batches, append_once
 from millstream.broker.scripts.append_once.writer import (
     WEEK_MS,
     Appended,
@@ -22,5 +22,6 @@ __all__ = [
     "OnceAt",
     "OnceWriter",
     "RowsMissing",
+    "append_batches",
     "append_once",
 ]

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, Self, TypeVar
 
 from millstream.broker.context import MAX_ARGS_PER_ROW, Context, Limits
+from millstream.broker.failures import typed_error
 from millstream.broker.keys import companion_key
 from millstream.broker.operations.conversion import (
     Fields,
@@ -26,9 +27,16 @@ from millstream.broker.operations.durability import Wanted, durability_of, run_s
 from millstream.broker.scripts.append_once.writer import UNKNOWN, WEEK_MS, Appended, Digest, RowsMissing
 from millstream.broker.scripts.retention.call import keep_short
 from millstream.broker.scripts.script import script
-from millstream.errors import IdTooSmall, InvalidArgument, NonDeterministicReplay, ServerError, StaleWriter
+from millstream.errors import (
+    IdTooSmall,
+    InvalidArgument,
+    MillstreamError,
+    NonDeterministicReplay,
+    ServerError,
+    StaleWriter,
+)
 from millstream.model import EntryId, TrimPolicy
-from millstream.wire import Command, Operation, to_name
+from millstream.wire import Batch, Command, ErrorReply, Operation, to_name
 
 R = TypeVar("R")
 MAX_NUMBER = 2**53 - 1
@@ -121,6 +129,7 @@ class BatchWriter(Writer):
         super().__init__(
             stream, writer, version, partition=partition, forget_after_ms=forget_after_ms, durability=durability
         )
+        self._keys = (self._stream, self._markers)
         self._before = UNKNOWN
         """The token of the previous batch."""
 
@@ -130,28 +139,37 @@ class BatchWriter(Writer):
         Atomic. If the batch was stored already, only the id of its last row is known. Raises NonDeterministicReplay if
         the marker belongs to other rows, RowsMissing if earlier rows are missing, StaleWriter.
         """
-        argv = [self._partition, self._version, b"%d" % self.position, self._before, token, self._ttl, b"0"]
-        for row in rows:
-            argv.append(b"%d" % len(row))
-            argv += row
-        keys = (self._stream, self._markers)
+        keys, argv = self._keys, self._argv(rows, token)
         append_script = script("append_once")
         reply: list[Any]
         if self._durability is None:
             reply = yield Command((b"EVALSHA", append_script.sha, b"2", *keys, *argv), self._stream, repeatable=True)
         else:
             reply = yield from run_script_durably(context, append_script, keys, argv, self._durability, repeatable=True)
+        appended = self._appended(reply, rows, token)
+        if appended.added and context.max_stream_len is not None:
+            yield from keep_short(context, self._stream, len(rows))
+        self._advance(rows, token)
+        return appended
+
+    def _argv(self, rows: Sequence[list[bytes]], token: bytes) -> list[bytes]:
+        argv = [self._partition, self._version, b"%d" % self.position, self._before, token, self._ttl, b"0"]
+        for row in rows:
+            argv.append(b"%d" % len(row))
+            argv += row
+        return argv
+
+    def _appended(self, reply: list[Any], rows: Sequence[list[bytes]], token: bytes) -> Appended:
+        """Reads a reply. Raises if it does not prove that the rows are stored."""
         if reply[0] == b"OK" and len(reply) == len(rows) + 1:
-            appended = Appended([*entry_ids(reply[1:])], len(rows), 0)
-            if context.max_stream_len is not None:
-                yield from keep_short(context, self._stream, len(rows))
-        else:
-            last = self._stored_last_id(reply, len(rows), token)
-            appended = Appended([*[None] * (len(rows) - 1), last], 0, len(rows))
-        # Nothing may fail from here on: a repeated batch would be stored twice.
+            return Appended([*entry_ids(reply[1:])], len(rows), 0)
+        last = self._stored_last_id(reply, len(rows), token)
+        return Appended([*[None] * (len(rows) - 1), last], 0, len(rows))
+
+    def _advance(self, rows: Sequence[list[bytes]], token: bytes) -> None:
+        """Nothing may fail after the rows were found stored: a repeated batch would be stored twice."""
         self.position += len(rows)
         self._before = token
-        return appended
 
     def _stored_last_id(self, reply: list[Any], count: int, token: bytes) -> EntryId:
         """The id of the last row, if the refusal proves that the batch is stored; otherwise raises."""
@@ -166,6 +184,39 @@ class BatchWriter(Writer):
         if reply[0] == b"OK":
             raise self._miscounted(len(reply) - 1, count)
         raise self._different()
+
+
+def append_batches(
+    context: Context, batches: Sequence[tuple[BatchWriter, Sequence[list[bytes]], bytes]]
+) -> Operation[list[Appended | MillstreamError]]:
+    """``append`` of several writers, each to a stream of its own, in one round trip: the writers, their rows and batch
+    tokens. Returns what each would return, or the error that it would raise; it does not affect the others.
+
+    For writers without a durability.
+    """
+    head = (b"EVALSHA", script("append_once").sha, b"2")
+    commands = [(*head, *writer._keys, *writer._argv(rows, token)) for writer, rows, token in batches]
+    replies = yield Batch(commands, keys=[writer._stream for writer, _, _ in batches], repeatable=True)
+    results: list[Appended | MillstreamError] = []
+    for (writer, rows, token), reply in zip(batches, replies, strict=True):
+        try:
+            if isinstance(reply, (ErrorReply, MillstreamError)):
+                raise typed_error(reply) if isinstance(reply, ErrorReply) else reply
+            results.append(writer._appended(reply, rows, token))
+        except MillstreamError as error:
+            results.append(error)
+    if context.max_stream_len is not None:
+        for at, (writer, rows, _) in enumerate(batches):
+            appended = results[at]
+            if isinstance(appended, Appended) and appended.added:
+                try:
+                    yield from keep_short(context, writer._stream, len(rows))
+                except MillstreamError as error:
+                    results[at] = error
+    for (writer, rows, token), result in zip(batches, results, strict=True):
+        if isinstance(result, Appended):
+            writer._advance(rows, token)
+    return results
 
 
 class Once(Writer):

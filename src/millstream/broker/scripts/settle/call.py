@@ -100,6 +100,22 @@ def ack_held(
     return _settle(context, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"ack")
 
 
+def ack_streams(
+    context: Context, group: Name, consumer: Name, acks: Sequence[tuple[Name, int, Sequence[EntryId]]]
+) -> Operation[list[int]]:
+    """Acknowledges entries of several streams, each given with the delivery count of its entries: of each stream all of
+    them or none. Returns the positions of the streams of which none was acknowledged: ``ack_held`` reports why.
+
+    Atomic and idempotent. For streams without a fence that share a slot (without a Cluster all of them).
+    """
+    argv: list[bytes] = [name_arg(group, "group"), name_arg(consumer, "consumer")]
+    for _, times, ids in acks:
+        argv += (b"%d" % times, b"%d" % len(ids), *entry_id_args(ids if len(ids) == 1 else _sorted(ids)))
+    keys = [name_arg(stream, "stream") for stream, _, _ in acks]
+    left = yield from run_script(script("ack_streams"), keys, argv, repeatable=True)
+    return [index - 1 for index in left]
+
+
 def heartbeat(
     context: Context, stream: Name, group: Name, consumer: Name, ids: Sequence[EntryId], *, times_delivered: int
 ) -> Operation[Settled]:

@@ -46,6 +46,24 @@ def settle(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     return [refused, known, gone]
 
 
+def ack_streams(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
+    group, me, at = argv[0], argv[1], 2
+    left: list[int] = []
+    for index, key in enumerate(keys, 1):
+        times, count = int(argv[at]), int(argv[at + 1])
+        ids = argv[at + 2 : at + 2 + count]
+        at += 2 + count
+        try:
+            pending = call(b"XPENDING", key, group, ids[0], ids[-1], b"%d" % (count + 64), me)
+            if not {row[0] for row in pending if row[3] == times}.issuperset(ids):
+                left.append(index)
+            else:
+                call(b"XACK", key, group, *ids)
+        except ErrorReply:
+            left.append(index)
+    return left
+
+
 def settle_dead_letter(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     (key, dlq), (group, me, times, entry_id) = keys, argv[:4]
     pending = call(b"XPENDING", key, group, entry_id, entry_id, b"1", me)
