@@ -239,7 +239,6 @@ class Shard:
             read.progress_ms = 0.0
             self._own_entries.restart(read.topic)
             self._to_recover.add(read)
-            self._idle.changed(read.topic.key)
 
     def _report(self, reads: Iterable[TopicRead], error: Exception) -> None:
         self._failing = True
