@@ -13,6 +13,9 @@ from millstream.broker.transport.interface import KeyWatch
 from millstream.messaging.consumer.read_plan import TopicRead
 from millstream.model import monotonic_ms
 
+IDLE_CHECK_MS = 250.0
+"""How often a shard looks for idle topics that have to be read without a report of a write."""
+
 
 class IdleTopics:
     def __init__(self, watch: KeyWatch | None, wake: Callable[[], None]) -> None:
@@ -48,8 +51,8 @@ class IdleTopics:
         if self._watch is None or not self._watch.covers(key):
             return key in self._written_in_read
         # Spread, so that topics that were added together are not always read together.
-        interval_ms = read.topic.settings.read_block_ms * random.uniform(0.5, 1.0)  # noqa: S311 - spreads reads
-        self._read_at_ms[key] = monotonic_ms() + interval_ms
+        interval_ms = max(IDLE_CHECK_MS, read.topic.settings.read_block_ms)
+        self._read_at_ms[key] = monotonic_ms() + interval_ms * random.uniform(0.75, 1.0)  # noqa: S311 - spreads reads
         return True
 
     async def verify(self, returned: Iterable[bytes]) -> None:

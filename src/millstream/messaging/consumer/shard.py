@@ -21,7 +21,7 @@ from millstream.broker.transport.interface import KeyWatch
 from millstream.errors import BrokerClosed, MillstreamError, ServerError
 from millstream.messaging.consumer.backlog import Backlog
 from millstream.messaging.consumer.capacity import ProcessCapacity
-from millstream.messaging.consumer.idle_topics import IdleTopics
+from millstream.messaging.consumer.idle_topics import IDLE_CHECK_MS, IdleTopics
 from millstream.messaging.consumer.membership import Membership
 from millstream.messaging.consumer.own_entries import OwnEntries
 from millstream.messaging.consumer.read_plan import ReadPlan, TopicRead
@@ -40,8 +40,6 @@ POLL_MS_A_TOPIC = 0.2
 """With many topics polls are rarer, so that they take only a part of the servers' time."""
 UNWAKEABLE_BLOCK_MS = 250
 """A read that cannot be woken (no permission for CLIENT UNBLOCK) blocks no longer than this."""
-IDLE_CHECK_MS = 250.0
-"""How often a shard looks for idle topics that have to be read without a report of a write."""
 SCARCE_MS = 20
 """How long a read blocks, and its shard pauses after it, if there is less capacity than topics: the shards take
 turns."""
@@ -264,7 +262,7 @@ class Shard:
             choice = self._idle.due(choice)
             if not choice and not self._to_recover:
                 self._made_progress(reads)
-                await self._wait_for_change(min(IDLE_CHECK_MS, self._plan.block_ms))
+                await self._wait_for_change(IDLE_CHECK_MS)
                 return
         if not choice or free <= 0:
             self._made_progress(reads)
