@@ -112,11 +112,28 @@ def test_entry_that_arrives_during_a_poll_is_read_soon(moment: str) -> None:
                 await reading.publish(payload)
                 await asyncio.sleep(10)
             reading.handled.clear()
-            reading.link.at[moment] = lambda: reading.publish(b"second")
+
+            async def publish_second() -> None:
+                await reading.publish(b"second")
+                await asyncio.sleep(0.05)  # the report arrives
+
+            reading.link.at[moment] = publish_second
             await reading.publish(b"first")
             await asyncio.sleep(10)
             assert not reading.link.at, "the moment came"
             assert sorted(reading.handled) == [b"first", b"second"]
+
+    run_in_virtual_time(main())
+
+
+def test_reported_write_is_read_at_once() -> None:
+    async def main() -> None:
+        async with Reading(block_ms=HOUR_MS) as reading:
+            for number in range(20):
+                await reading.publish(b"%d" % number)
+                await asyncio.sleep(0.1)
+                assert len(reading.handled) == number + 1
+                await asyncio.sleep(1)
 
     run_in_virtual_time(main())
 
