@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from millstream.broker.scripts.script import Fence
+from millstream.broker.transport.interface import KeyWatch
 from millstream.errors import InvalidArgument
 from millstream.model import Clock, Observer, SystemClock, quiet
 from millstream.wire import Operation
@@ -74,6 +75,8 @@ class Context:
     """Whether the keys are distributed over several nodes."""
     node_of: Callable[[bytes], Hashable] | None = None
     """On a cluster: the node of a key, as far as known. Keys of one node are unavailable at the same time."""
+    watch_keys: Callable[[], KeyWatch] | None = None
+    """On a cluster: makes a watch of keys for the running event loop. None: writes are not reported."""
     until_trim: dict[bytes, int] = field(default_factory=dict)
     """Stream to the number of entries to add before it is trimmed again."""
     durability_seen: dict[int, tuple[int, str]] = field(default_factory=dict)

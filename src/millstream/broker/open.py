@@ -57,7 +57,8 @@ def open_broker(
     target = _target(url)
     context.cluster = target.kind == "cluster"
     transport = RedisTransport(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
-    context.node_of = transport.node_of if context.cluster else None
+    if context.cluster:
+        context.node_of, context.watch_keys = transport.node_of, transport.watch_keys
     return Broker(transport, context, str(target))
 
 

@@ -5,7 +5,8 @@ after other consumers claim entries. After the last one, nothing is pending, eve
 in-flight table is empty. A storm has a seed, and runs in the same way each time.
 
 On a simulated Cluster of three an outage affects one node or all, and there are more topics than waiting slots: the
-other topics are polled. Sets of many topics are iterated in a different order each time, so such a storm varies.
+other topics are polled after reports of writes, of which some are lost. Sets of many topics are iterated in a different
+order each time, so such a storm varies.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from millstream.messaging.consumer.in_flight import InFlight
 from millstream.messaging.consumer.subscription import Subscription
 from millstream.model import SystemClock
 from millstream.wire import Args, Batch, Command, return_unchanged
-from support.simulated_cluster import NODES, ClusterLink, node_of
+from support.simulated_cluster import NODES, ClusterLink, SimulatedKeyWatch, node_of
 from support.virtual_time import run_in_virtual_time
 
 STORMS = int(os.environ.get("TRIALS", "2"))
@@ -39,6 +40,7 @@ OUTAGES = 15
 CLAIM_MS = 6_000
 ON_A_CLUSTER = 20
 """Topics, each in a slot of its own."""
+LOST_REPORTS = 0.2
 KINDS: dict[str, dict[str, Any]] = {"plain": {}, "outputs": {"publish_to": "out"}, "in order": {"ordered_by_key": True}}
 
 
@@ -149,8 +151,9 @@ class Storm:
         sent: set[bytes] = set()
         async with open_broker("local://", clock=VirtualClock(), max_stream_len=None) as broker:
             if self.cluster:
-                broker.transport = ClusterLink(broker.transport)
+                broker.transport = link = ClusterLink(broker.transport)
                 broker.context.cluster, broker.context.node_of = True, node_of
+                broker.context.watch_keys = partial(SimulatedKeyWatch, link, self.chance, lost=LOST_REPORTS)
             members = [self._member(broker, f"member-{number}") for number in range(MEMBERS)]
             at_work = [
                 asyncio.create_task(member.consume(topic, self._handle, publish_to=self.publish_to))

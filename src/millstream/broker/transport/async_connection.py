@@ -42,6 +42,20 @@ most of it again, which costs more than reading.
 """
 
 
+class _RepliesOnly:
+    """A parser that passes RESP3 pushes on, and returns only replies."""
+
+    def __init__(self, reader: hiredis.Reader, on_push: Callable[[Any], None]) -> None:
+        self.feed = reader.feed
+        self._gets = reader.gets
+        self._on_push = on_push
+
+    def gets(self) -> Any:
+        while type(reply := self._gets()) is hiredis.PushNotification:
+            self._on_push(reply)
+        return reply
+
+
 class AsyncConnection(asyncio.BufferedProtocol):
     """One connection, shared by the tasks of one event loop."""
 
@@ -50,7 +64,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport = writer.transport  # type: ignore[assignment]  # streams declare the write half
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._reader = hiredis.Reader(replyError=ErrorReply, notEnoughData=_MISSING, errors="surrogateescape")
+        self._reader: Any = hiredis.Reader(replyError=ErrorReply, notEnoughData=_MISSING, errors="surrogateescape")
         self._incoming = memoryview(bytearray(READ_BYTES))
         self._pending: deque[_PendingRequest] = deque()
         self._outgoing: list[bytes | memoryview] = []
@@ -214,6 +228,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if writable is not None:
             await asyncio.shield(writable)
 
+    def separate_pushes(self, on_push: Callable[[Any], None]) -> None:
+        """For a connection that changes to RESP3: pushes arrive between replies and belong to no request."""
+        self._reader = _RepliesOnly(self._reader, on_push)
+
     def subscribe(self, data: bytes) -> None:
         self._transport.write(data)
 
@@ -232,7 +250,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._last_read_s = self._loop.time()
         reader = self._reader
         try:
-            reader.feed(data)  # type: ignore[arg-type]  # its stub does not know buffers
+            reader.feed(data)
             gets = reader.gets
             pending = self._pending
             while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,3 +79,28 @@ class BlockingListener(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+Written = Callable[[bytes], None]
+"""Receives a key that was written."""
+
+
+class KeyWatch(Protocol):
+    """Reports the next write to each of many keys, for one event loop. A hint: reports may be missed, so whoever relies
+    on it must also look without a report."""
+
+    async def run(self) -> None:
+        """Connects, and reconnects, until it is cancelled. Without it no key is watched."""
+
+    async def watch(self, keys: Collection[bytes], written: Written) -> None:
+        """Watches the keys as far as possible. ``written`` is called at the next write to a key, or when the key is
+        not watched any more. A key that is watched already costs nothing."""
+
+    def covers(self, key: bytes) -> bool:
+        """Whether the next write to the key will be reported."""
+
+    def forget(self, key: bytes) -> None:
+        """Stops watching the key."""
+
+    async def verify(self, keys: Iterable[bytes]) -> None:
+        """These keys were written although no write was reported: stops watching where reports never arrive."""

@@ -19,6 +19,7 @@ from millstream.broker.transport.connecting import (
     why_not_connected,
 )
 from millstream.broker.transport.interface import Features
+from millstream.broker.transport.key_watch import RedisKeyWatch
 from millstream.broker.transport.listeners import RedisListener
 from millstream.broker.transport.retry_policy import RetryPolicy, unexpected_error
 from millstream.broker.transport.routes import Exchange, Exchanges, NoAnswer, NotSent, route_to
@@ -209,6 +210,10 @@ class RedisTransport:
     def node_of(self, key: bytes) -> Node | None:
         """The node of the key, as far as known, without a request."""
         return self._retry_policy.route.known_node(key)
+
+    def watch_keys(self) -> RedisKeyWatch:
+        """A watch of keys for the running event loop."""
+        return RedisKeyWatch(self)
 
     def listen(self, patterns: Any) -> RedisListener:
         return RedisListener(self, tuple(patterns), self._limits, self._observer)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from millstream.broker import BrokerProtocol, slot_of
+from millstream.broker.transport.interface import KeyWatch
 from millstream.messaging.consumer.backlog import Backlog
 from millstream.messaging.consumer.capacity import ProcessCapacity
 from millstream.messaging.consumer.membership import Membership
@@ -27,7 +28,8 @@ SHARD_SIZE = 340
 """Streams that one blocking read names. Each time it is woken the server examines all of them: a quarter of a
 millisecond for so many. Ten thousand streams need 30 connections."""
 WAITING_SLOTS = 16
-"""On a Cluster a read covers one slot. So many slots have a blocking read each; topics of further ones are polled."""
+"""On a Cluster a read covers one slot. So many slots have a blocking read each. Topics of further slots are polled, but
+only after a write was reported, as far as the nodes report writes (``idle_topics``)."""
 MAX_TOPICS_PER_POLL = 500
 MAX_PAUSE_S = 1.0
 """How long a claim waits for a read to end that has reserved all capacity of its topic. Then it is tried again."""
@@ -64,6 +66,7 @@ class Reader:
         self._topics: dict[Topic, TopicRead] = {}
         self._shard_of: dict[TopicRead, Shard] = {}
         self._shards: list[Shard] = []
+        self._key_watch: KeyWatch | None = None
         self.outage = self._reads.outage
         self.run_backlog = self._backlog.run
 
@@ -80,7 +83,7 @@ class Reader:
             node_of = self._broker.context.node_of
             node = node_of(topic.key) if node_of is not None else None
             shard = self._find(MAX_TOPICS_PER_POLL, lambda shard: shard.polls and shard.node == node)
-            shard = shard or self._new_shard(polls=True, node=node)
+            shard = shard or self._new_shard(polls=True, node=node, key_watch=self._started_key_watch())
         self._shard_of[read] = shard = shard or self._new_shard(slot=slot)
         shard.add(read)
 
@@ -88,6 +91,12 @@ class Reader:
     def max_poll_ms(self) -> float:
         """The longest interval between two polls of a topic, on a Cluster."""
         return self._mode.max_poll_ms
+
+    def _started_key_watch(self) -> KeyWatch | None:
+        if self._key_watch is None and (watch_keys := self._broker.context.watch_keys) is not None:
+            self._key_watch = watch_keys()
+            self._start(self._key_watch.run, "watch of idle topics")
+        return self._key_watch
 
     def _find(self, max_topics: int, matches: Callable[[Shard], bool]) -> Shard | None:
         return next((shard for shard in self._shards if len(shard.topics) < max_topics and matches(shard)), None)

@@ -17,9 +17,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from millstream.broker import BrokerProtocol
 from millstream.broker.bulk import gc_paused
 from millstream.broker.operations.groups import unblock, wait_for_streams
+from millstream.broker.transport.interface import KeyWatch
 from millstream.errors import BrokerClosed, MillstreamError, ServerError
 from millstream.messaging.consumer.backlog import Backlog
 from millstream.messaging.consumer.capacity import ProcessCapacity
+from millstream.messaging.consumer.idle_topics import IDLE_CHECK_MS, IdleTopics
 from millstream.messaging.consumer.membership import Membership
 from millstream.messaging.consumer.own_entries import OwnEntries
 from millstream.messaging.consumer.read_plan import ReadPlan, TopicRead
@@ -45,6 +47,8 @@ GATHER_FROM = 100
 GATHER_MS = 40
 """A read of so many topics that returned few messages is not repeated at once: waking and blocking cost the server
 more the more topics there are, and entries that arrive within a moment then share one read."""
+POLL_GATHER_MS = 40.0
+"""The pause after a poll, if writes to all of its topics are reported: entries that arrive meanwhile share one poll."""
 FAILED = Backoff(initial_ms=50, max_ms=1_000)
 
 
@@ -83,9 +87,11 @@ class Shard:
         slot: int | None = None,
         polls: bool = False,
         node: Hashable = None,
+        key_watch: KeyWatch | None = None,
     ) -> None:
-        """``consumer``: its group and its name. ``slot``: on a Cluster, the slot that a blocking read covers. ``node``:
-        of a polled shard, the node of its topics when they were added."""
+        """``consumer``: its group and its name. ``slot``: on a Cluster, the slot that a blocking read covers. Of a
+        polled shard: ``node`` is the node of its topics when they were added, and ``key_watch`` reports writes to them.
+        """
         self.slot = slot
         self.polls = polls
         self.node = node
@@ -115,6 +121,7 @@ class Shard:
         self._returned = asyncio.Event()
         """The read in progress has returned, and need not be woken any more."""
         self._poll_ms = POLL_MS[0]
+        self._idle = IdleTopics(key_watch, self.wake)
         self._brought_last: set[bytes] = set()
         """Topics of which the previous read returned entries."""
         self._node_key = b""
@@ -136,6 +143,7 @@ class Shard:
         self._to_recover.discard(read)
         self.changed(read)
         self._plan.drop(read)
+        self._idle.forget(read.topic.key)
 
     def received(self, read: TopicRead) -> None:
         """The topic received entries, from a read or a claim: the next read asks for fewer."""
@@ -146,6 +154,7 @@ class Shard:
         self._plan.received(read)
         if self._own_entries.may_exist(read.topic):
             self._to_recover.add(read)
+        self._idle.changed(read.topic.key)
         self.forget_plan()
         self.wake()
 
@@ -249,6 +258,12 @@ class Shard:
         starved = any(
             self._own_entries.may_exist(read.topic) and read.topic.capacity.for_claim() > 0 for read in self._to_recover
         )
+        if choice and self.polls:
+            choice = self._idle.due(choice)
+            if not choice and not self._to_recover:
+                self._made_progress(reads)
+                await self._wait_for_change(IDLE_CHECK_MS)
+                return
         if not choice or free <= 0:
             self._made_progress(reads)
             soon = planned or starved or any(self._own_entries.must_come_first(read.topic) for read in self._to_recover)
@@ -357,20 +372,30 @@ class Shard:
         asked_at = time.monotonic()
         self._begin(choice, count)
         try:
+            await self._idle.watch(choice)  # before the read: an entry is in its reply, or is reported
             replies = await self._reads.read_each(list(choice.values()), [count] * len(choice))
         finally:
             self._end(choice, count)
-        brought = False
+        returned: list[bytes] = []
+        all_reported = True
         for read, reply in replies:
             if isinstance(reply, MillstreamError):
                 await self._process_error(read, reply, self._membership.incarnation(read.topic))
+                all_reported = False
                 continue
             self._reads.receive(read, reply, asked_at)
             self.received(read)
-            brought = brought or bool(reply)
+            if reply:
+                returned.append(read.topic.key)
             if len(reply) >= count and not read.topic.closing:
                 self.hand_to_backlog(read)
-        self._poll_ms = POLL_MS[0] if brought else min(self._poll_ms * 2, self._mode.max_poll_ms)
+            elif self._own_entries.may_exist(read.topic) or not self._idle.caught_up(read):
+                all_reported = False
+        await self._idle.verify(returned)
+        if all_reported:
+            await asyncio.sleep(POLL_GATHER_MS / 1000)
+            return
+        self._poll_ms = POLL_MS[0] if returned else min(self._poll_ms * 2, self._mode.max_poll_ms)
         await self._wait_for_change(self._poll_ms)
 
     def _begin(self, choice: dict[bytes, TopicRead], count: int) -> None:

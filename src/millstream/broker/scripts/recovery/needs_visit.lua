@@ -7,11 +7,14 @@
 --          ms until the next redelivery is due (-1: there is none), the same for delayed messages}
 -- A stream that cannot be examined (no group, another type) is left out: reading it reports the error.
 local group, min_idle, scan = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now
 local function wait_for(key)
   local first = redis.pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
   if first.err or #first == 0 then return -1 end
+  if not now then
+    local time = redis.call('TIME')
+    now = time[1] * 1000 + math.floor(time[2] / 1000)
+  end
   return math.max(0, tonumber(first[2]) - now)
 end
 local visits = {}
@@ -26,7 +29,10 @@ for i = 1, #KEYS, 3 do
       if first and first[3] < 0 then sweep = 1 end -- released by XNACK: first in the list
     end
   end
-  local due, later = wait_for(KEYS[i + 1]), wait_for(KEYS[i + 2])
+  local due, later = -1, -1
+  if redis.call('EXISTS', KEYS[i + 1], KEYS[i + 2]) > 0 then -- mostly neither exists
+    due, later = wait_for(KEYS[i + 1]), wait_for(KEYS[i + 2])
+  end
   if sweep == 1 or due >= 0 or later >= 0 then visits[#visits + 1] = {(i - 1) / 3, sweep, due, later} end
 end
 return visits
