@@ -24,6 +24,8 @@ class Suite(StrEnum):
     spark = "spark"
     pipeline = "pipeline"
     cdc = "cdc"
+    cdc_latency = "cdc_latency"
+    tpcc = "tpcc"
     dashboard = "dashboard"
     service = "service"
 

@@ -45,6 +45,14 @@ IN_WORDS = {
     "spark_memory": "peak memory for ten times the data",
     "pipeline_generator": "pipeline, end to end",
     "second_sink": "cost of a second sink",
+    "cdc_postgres": "changes of PostgreSQL to Redis",
+    "cdc_decode": "decode the log of PostgreSQL",
+    "cdc_snapshot": "snapshot of a PostgreSQL table to Redis",
+    "cdc_mariadb": "changes of MariaDB to Redis",
+    "cdc_flat": "cost of the last batches of a backlog against the first",
+    "cdc_latency_p50_ms": "commit in PostgreSQL to entry in Redis, p50 latency",
+    "cdc_latency_p99_ms": "commit in PostgreSQL to entry in Redis, p99 latency",
+    "tpcc_ledger": "TPC-C-like transactions to Redis, tables rebuilt exactly",
 }
 """Description of each figure."""
 

@@ -267,7 +267,10 @@ class BatchRunner:
     def _identity(self, sink: Sink, batch_id: int) -> Write:
         context = self._context
         plan = self._plan
-        return Write(context.application, batch_id, sink.config.id, plan.delivery, context.secrets, context.fence)
+        return Write(
+            *(context.application, batch_id, sink.config.id, plan.delivery, context.secrets, context.fence),
+            unobserved=plan.simple,
+        )
 
     def _tell_written(self, name: str, delivered: Delivered, batch_id: int, began: float) -> None:
         self._context.unready.pop(name, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -52,19 +52,23 @@ class _TaskWriter(ABC):
         self._meter = None if options.report is None else Meter(schema, mapping, options.time_column)
 
     @abstractmethod
-    def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity: ...
+    def _identity(self, partition: int, options: SinkOptions) -> WriteIdentity: ...
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Called in a task. Fails if the number of confirmed rows is not the number of rows received."""
-        task = TaskContext.get()
-        assert task is not None
+        """Called in a task."""
+        with gc_paused():
+            return self.write_partition(iterator, _task().partitionId())
+
+    def write_partition(self, batches: Iterable[pa.RecordBatch], partition: int) -> Written:
+        """Fails if the number of confirmed rows is not the number of rows received."""
         targets = [
-            WriteTarget(options, mapping, self._identity(task, options) if options.delivery == "exactly_once" else None)
+            WriteTarget(
+                options, mapping, self._identity(partition, options) if options.delivery == "exactly_once" else None
+            )
             for options, mapping in self._targets
         ]
         measured: list[Delivered] = []
-        with gc_paused():
-            fan_out(iterator if self._meter is None else self._meter.over(iterator, measured), targets)
+        fan_out(batches if self._meter is None else self._meter.over(batches, measured), targets)
         counts = [target.finish() for target in targets]
         sums = {
             name: sum(getattr(target_counts, name) for target_counts in counts)
@@ -76,7 +80,7 @@ class _TaskWriter(ABC):
                 target.options.sink_id: {name: getattr(target.counts, name) for name in sums} for target in targets
             }
         return Written(
-            task.partitionId(),
+            partition,
             rows=sum(target_counts.rows for target_counts in counts),
             **sums,
             measured=None if self._meter is None else total(measured)._replace(**sums, places=places),
@@ -102,11 +106,11 @@ class RedisStreamsBatchWriter(_TaskWriter, DataSourceArrowWriter):
         super().__init__(targets, schema)
         self._fallback_app = fallback_app
 
-    def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity:
+    def _identity(self, partition: int, options: SinkOptions) -> WriteIdentity:
         app, version = options.txn_app_id, options.txn_version
         if app is None or version is None:
-            return WriteIdentity(self._fallback_app, 0, options.sink_id, task.partitionId(), replayable=False)
-        return WriteIdentity(app, version, options.sink_id, task.partitionId())
+            return WriteIdentity(self._fallback_app, 0, options.sink_id, partition, replayable=False)
+        return WriteIdentity(app, version, options.sink_id, partition)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         results = commit_results(messages, "batch write")
@@ -119,12 +123,13 @@ class RedisStreamsBatchWriter(_TaskWriter, DataSourceArrowWriter):
 
 
 class RedisStreamsWriter(_TaskWriter, DataSourceStreamArrowWriter):
-    def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity:
+    def _identity(self, partition: int, options: SinkOptions) -> WriteIdentity:
+        task = _task()
         return streaming_identity(
             task.getLocalProperty("sql.streaming.queryId"),
             task.getLocalProperty("streaming.sql.batchId"),
             options.sink_id,
-            task.partitionId(),
+            partition,
         )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -132,6 +137,12 @@ class RedisStreamsWriter(_TaskWriter, DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _report_abort(messages, f"batch {batchId}")
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None, "called in a task"
+    return task
 
 
 def commit_results(messages: Sequence[WriterCommitMessage | None], write: str) -> list[Written]:

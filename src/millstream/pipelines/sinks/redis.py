@@ -20,6 +20,7 @@ from millstream.pipelines.envelopes import AnyEnvelope, Native, members, plain, 
 from millstream.pipelines.events import MAX_ENTRY_BYTES, fail_where
 from millstream.pipelines.redis_address import RedisAddress, RedisUri, no_second_password
 from millstream.pipelines.sinks.sink import TIME, Sink, SinkConfig, Write
+from millstream.pipelines.sinks.small_batches import SmallBatches
 from millstream.pipelines.spec.part import Duration, NonEmpty, TemplateText, written_as
 from millstream.pipelines.templates import Template
 from millstream.spark.sink_options import Delivered, read_report
@@ -105,6 +106,7 @@ class RedisSink(Sink):
     counts = True
     _refused_streams: set[str] = PrivateAttr(default_factory=set)
     _checks_size: bool = PrivateAttr(default=False)
+    _small_batches: SmallBatches = PrivateAttr(default_factory=SmallBatches)
 
     def addresses(self) -> Iterator[RedisAddress]:
         yield self.config.address
@@ -219,8 +221,12 @@ class RedisSink(Sink):
             options["timeColumn"] = TIME
         with tempfile.TemporaryDirectory(prefix="millstream-") as scratch:
             report = f"{scratch}/report.json"
-            rows.write.format("redis_streams").mode("append").options(**options, report=report).save()
-            return read_report(report)
+            options["report"] = report
+            if not (write.unobserved and self._small_batches.write(rows, options)):
+                rows.write.format("redis_streams").mode("append").options(**options).save()
+            delivered = read_report(report)
+        self._small_batches.written(delivered)
+        return delivered
 
     def probe(self) -> None:
         with self.config.address.open(deadline_ms=self.config.connect_timeout) as broker:

@@ -32,6 +32,7 @@ class Write:
     """The identity of one write: the same (application, version, sink) again adds nothing. ``version`` is the batch.
 
     ``fence`` returns the option ``fence`` of a write to an address: a process that lost its lease writes nothing there.
+    ``unobserved``: the rows may be evaluated more than once, because Spark counts nothing while it evaluates them.
     """
 
     application: str
@@ -40,6 +41,7 @@ class Write:
     delivery: Delivery = "exactly_once"
     secrets: SecretFiles = field(default_factory=SecretFiles)
     fence: Callable[[RedisAddress], str] = unfenced
+    unobserved: bool = False
 
     def event_marker(self, event_id: Column) -> Column:
         """The id that a stream remembers for an event. It names the checkpoint: another pipeline, or this one after a
