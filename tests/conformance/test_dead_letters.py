@@ -31,7 +31,7 @@ async def broker(broker_url: str) -> AsyncIterator[Broker]:
 
 @pytest.fixture
 async def letters(broker: Broker) -> DeadLetters:
-    """Of a stream whose group is there and has read everything: whoever failed can handle them again."""
+    """Dead letters of a stream whose group exists and has read everything: it can handle replayed messages."""
     await broker.create_group("orders", "billing", start="0")
     return DeadLetters(broker, "orders")
 
@@ -60,7 +60,7 @@ async def payloads(broker: Broker, stream: str = "orders") -> list[bytes]:
     return [entry.fields[b"payload"] for entry in await broker.xrange(stream)]
 
 
-# --- looking ----------------------------------------------------------------------------------------------------------
+# --- listing ----------------------------------------------------------------------------------------------------------
 
 
 async def test_list_shows_the_newest_first_with_the_reason(broker: Broker, letters: DeadLetters) -> None:
@@ -76,7 +76,7 @@ async def test_list_shows_the_newest_first_with_the_reason(broker: Broker, lette
     assert await dead_letter_streams(broker) == ["{orders}.dlq"]
 
 
-async def test_selections(broker: Broker, letters: DeadLetters) -> None:
+async def test_selection_filters_dead_letters(broker: Broker, letters: DeadLetters) -> None:
     ids = [
         await bury(broker, 0, "no route to host", "OSError"),
         await bury(broker, 1, "bad JSON", "pydantic.ValidationError"),
@@ -98,7 +98,7 @@ async def test_selections(broker: Broker, letters: DeadLetters) -> None:
     assert await selected(after=ids[0], before=ids[3]) == [1, 2]
 
 
-async def test_show_has_all_of_it(broker: Broker, letters: DeadLetters) -> None:
+async def test_show_returns_fields_and_details(broker: Broker, letters: DeadLetters) -> None:
     id = await bury(broker, 7)
     letter = await letters.show(str(id))
     assert letter.fields == {b"payload": b"\x007", b"uuid": b"u7"}
@@ -197,7 +197,7 @@ async def test_a_replay_that_was_interrupted_anywhere_adds_nothing_twice(broker:
         await bury(broker, n)
 
     class Cut:
-        """Fails now and then, before or after the server has done it."""
+        """Fails at random, before or after the server has executed the command."""
 
         def __getattr__(self, name: str) -> Any:
             method = getattr(broker, name)
@@ -248,10 +248,10 @@ async def test_only_the_group_that_failed_handles_a_replayed_message_again(broke
     async with router, Publisher(broker) as publisher:
         await publisher.publish("orders", Message(b"1"), Message(b"2"))
 
-        async def both_buried() -> bool:
+        async def both_dead_lettered() -> bool:
             return await letters.count() == 2 and len(handled) == 4
 
-        await eventually(both_buried, what="both are buried and shipped")
+        await eventually(both_dead_lettered, what="both are dead-lettered and shipped")
         (found,) = await letters.by_error()
         assert (found.count, found.error, found.groups) == (2, "no such customer #", {"billing"})
         broken = False
@@ -273,9 +273,9 @@ async def test_entry_replayed_to_another_stream_is_handled_by_every_group_there(
     handled: list[tuple[str, bytes]] = []
     router = Router(broker, **QUICK)
 
-    @router.on("repairs", group="mending")
-    async def mend(message: Message) -> None:
-        handled.append(("mend", message.payload))
+    @router.on("repairs", group="repairing")
+    async def repair(message: Message) -> None:
+        handled.append(("repair", message.payload))
 
     @router.on("repairs", group="counting")
     async def count(message: Message) -> None:
@@ -289,12 +289,12 @@ async def test_entry_replayed_to_another_stream_is_handled_by_every_group_there(
         done = await letters.replay(to="repairs")
         assert (done.added, done.without_handler, await letters.count()) == (2, {}, 0)
         await eventually(lambda: len(handled) >= 4, what="both groups handle both")
-    assert sorted(handled) == [("count", b"\x001"), ("count", b"\x002"), ("mend", b"\x001"), ("mend", b"\x002")]
+    assert sorted(handled) == [("count", b"\x001"), ("count", b"\x002"), ("repair", b"\x001"), ("repair", b"\x002")]
 
 
 @pytest.mark.parametrize("target", [None, "orders"], ids=["to where they came from", "to the same stream by name"])
 async def test_dead_letters_of_a_deleted_group_stay_until_a_group_is_named(broker: Broker, target: str | None) -> None:
-    """The group was renamed: nobody reads under the old name, and a letter for it would be passed over by all."""
+    """The group was renamed: no consumer reads under the old name, so every consumer would skip a replayed message."""
     await bury(broker, 1)
     await bury(broker, 2)
     await broker.create_group("orders", "billing-v2", start="0")
@@ -322,7 +322,7 @@ async def test_dead_letters_of_a_deleted_group_stay_until_a_group_is_named(broke
 
 @pytest.mark.parametrize("every_group", [False, True])
 async def test_dead_letters_stay_if_no_group_would_receive_them(broker: Broker, every_group: bool) -> None:
-    """A group that is made later may begin at the end: what was sent before it would be read by nobody."""
+    """A group that is created later may begin at the end: no group would read messages that are replayed before."""
     await bury(broker, 1)
     await broker.xadd("{orders}.dlq", {"foreign": "entry"})
     letters = DeadLetters(broker, "orders")
@@ -335,11 +335,11 @@ async def test_dead_letters_stay_if_no_group_would_receive_them(broker: Broker, 
     assert (group.lag, await letters.count()) == (2, 0)
 
 
-async def test_a_mark_for_another_group_does_not_travel_on(broker: Broker) -> None:
-    """Buried again, or copied by hand: an old mark must not keep the group away for which it is meant now."""
+async def test_mark_for_another_group_is_dropped_on_replay(broker: Broker) -> None:
+    """After a second failure or a manual copy: an old mark must not exclude the group that the replay is for."""
     fields = {b"payload": b"x", b"replay.of": b"1-1", b"replay.group": b"shipping"}
     await broker.xadd("{orders}.dlq", fields)
-    await broker.create_group("repairs", "mending", start="0")
+    await broker.create_group("repairs", "repairing", start="0")
     assert (await DeadLetters(broker, "orders").replay(to="repairs")).added == 1
     (entry,) = await broker.xrange("repairs")
     assert entry.fields == {b"payload": b"x", b"replay.of": b"1-1"}
@@ -351,7 +351,7 @@ async def test_one_group_and_every_group_at_once_are_refused(broker: Broker) -> 
 
 
 @pytest.mark.parametrize("codec", ["flat", "raw"])
-async def test_a_replayed_message_is_as_it_was_and_no_duplicate_of_itself(broker: Broker, codec: str) -> None:
+async def test_replayed_message_is_unchanged_and_not_taken_for_a_duplicate(broker: Broker, codec: str) -> None:
     broken = True
     got: list[Message] = []
     router = Router(broker, codec=codec, **QUICK)
@@ -366,7 +366,7 @@ async def test_a_replayed_message_is_as_it_was_and_no_duplicate_of_itself(broker
     letters = DeadLetters(broker, "orders")
     async with router:
         await broker.xadd("orders", {"only": "field"})
-        for _ in range(2):  # twice: the second replay stands for the same entry still
+        for _ in range(2):  # twice: the second replay is of the same entry
             await eventually(letters.count, what="it is buried")
             broken = bool(_ == 0)
             assert (await letters.replay()).added == 1
@@ -400,7 +400,7 @@ async def test_message_that_fails_during_a_replay_stays_for_the_next_one(broker:
 # --- purge ------------------------------------------------------------------------------------------------------------
 
 
-async def test_purge_throws_the_selected_ones_away(broker: Broker, letters: DeadLetters) -> None:
+async def test_purge_deletes_the_selected_dead_letters(broker: Broker, letters: DeadLetters) -> None:
     for n in range(10):
         await bury(broker, n, error_type="OSError" if n < 4 else "ValueError")
     chosen = Selection(error_type="OSError")

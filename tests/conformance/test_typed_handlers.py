@@ -75,7 +75,7 @@ async def test_models_dependencies_and_outputs(broker: Broker) -> None:
     assert closed == ["the database"]
 
 
-async def test_a_body_that_cannot_be_read_is_buried_at_once_and_says_why(broker: Broker) -> None:
+async def test_unreadable_body_is_dead_lettered_at_once_with_the_reason(broker: Broker) -> None:
     router = Router(broker)
     seen: list[Order] = []
 
@@ -87,10 +87,10 @@ async def test_a_body_that_cannot_be_read_is_buried_at_once_and_says_why(broker:
         await publisher.publish("orders", Message(b'{"number": "x", "customer": "ada"}'), Message(b"no json"))
         letters = DeadLetters(broker, "orders")
 
-        async def buried() -> bool:
+        async def dead_lettered() -> bool:
             return await letters.count() == 2
 
-        await eventually(buried)
+        await eventually(dead_lettered)
     first = (await letters.list())[0]
     assert first.details is not None
     assert (seen, first.details.deliveries) == ([], 1)

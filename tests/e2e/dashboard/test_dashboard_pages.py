@@ -48,10 +48,10 @@ def bury(url: str, count: int) -> None:
             subscriber = Subscriber(broker, group="billing", group_start="0", max_deliveries=1, consumer="worker-1")
             reading = asyncio.ensure_future(subscriber.consume(ORDERS, handle))
 
-            async def all_buried() -> bool:
+            async def all_dead_lettered() -> bool:
                 return await broker.xlen(DLQ) == count
 
-            await eventually(all_buried, what="the dead letters")
+            await eventually(all_dead_lettered, what="the dead letters")
             await subscriber.close()
             await asyncio.gather(reading, return_exceptions=True)
 
