@@ -158,7 +158,7 @@ async def meets(servers: Servers, kind: type[Part], fault: FaultRow, phase: Phas
         problems.append(f"a caller received {part.raised[:2]!r}, although the fault is transient")
     raised = any(isinstance(error, fault.raises) for error in part.raised)
     # A background task of the part (a reader, the mover of delayed messages) may have received the refusal instead.
-    companion_key = isinstance(part, ReadingPart) or part.kind == "delays"
-    if follows in (Follows.RAISED, Follows.FATAL) and not raised and not companion_key:
+    has_background_tasks = isinstance(part, ReadingPart) or part.kind == "delays"
+    if follows in (Follows.RAISED, Follows.FATAL) and not raised and not has_background_tasks:
         problems.append(f"a caller received {part.raised!r}, and not {fault.raises.__name__}")
     return "; ".join(problems)

@@ -130,16 +130,16 @@ class OrderingChapter(Chapter):
     ) -> None:
         """Another process may own it by now, and would handle the entries of this process after later ones."""
         certain = False
-        seen, companion_key = Seen(), Seen()
+        seen, seen_other = Seen(), Seen()
         options = {"group": "g", "consumer": "me", **QUICK}
         leased, other = Subscriber(broker, **options), Subscriber(broker, **options)
         leased.begin_only_until(lambda: math.inf if certain else 0.0)
         await publisher.publish(topic, *(keyed("k", n) for n in range(5)))
-        reading = [leased.consume(topic, seen), other.consume(f"{topic}-other", companion_key)]
+        reading = [leased.consume(topic, seen), other.consume(f"{topic}-other", seen_other)]
         tasks = [asyncio.create_task(one) for one in reading]
         for number in range(3):
             await publisher.publish(f"{topic}-other", keyed("k", number))
-            await companion_key.have(number + 1)
+            await seen_other.have(number + 1)
         assert (await broker.xpending(topic, "g")).count == 0, "the others are read, and this one is not"
         certain = True
         await seen.have(5)
