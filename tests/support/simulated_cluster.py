@@ -21,8 +21,8 @@ def node_of(key: bytes | None) -> int:
     return slot_of(key) * NODES // SLOTS if key is not None else 0
 
 
-class ClusterLink:
-    """``broker.transport = ClusterLink(broker.transport)``, where ``broker.context.cluster`` is set too."""
+class ClusterTransport:
+    """``broker.transport = ClusterTransport(broker.transport)``, where ``broker.context.cluster`` is set too."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

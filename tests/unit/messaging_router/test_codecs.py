@@ -149,7 +149,7 @@ def test_an_unknown_codec_is_refused_with_the_names_that_are_known() -> None:
         codec(object())  # type: ignore[arg-type]
 
 
-def test_a_codec_of_ones_own_passes_through() -> None:
+def test_custom_codec_is_accepted() -> None:
     mine = codec("raw")
     assert codec(mine) is mine
 

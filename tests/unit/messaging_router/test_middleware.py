@@ -123,7 +123,7 @@ async def test_retry_stops_before_the_elapsed_time_is_exceeded() -> None:
     assert len(calls) == 4
 
 
-async def test_retry_buries_a_permanent_error_and_keeps_its_cause() -> None:
+async def test_retry_dead_letters_a_permanent_error_and_keeps_its_cause() -> None:
     handler, calls = failing(99, lambda: KeyError("customer"))
     with pytest.raises(Rejected, match="KeyError") as caught:
         await retry(5, permanent=(LookupError,))(handler)(Message(b""))
@@ -157,7 +157,7 @@ async def test_retry_does_not_call_again_what_has_settled_its_message() -> None:
     [{"max_retries": -1}, {"multiplier": 0.5}, {"randomization_factor": 2}, {"initial_interval_ms": -1},
      {"max_interval_ms": 1.5}],
 )  # fmt: skip
-def test_retry_refuses_nonsense_when_it_is_made(options: dict[str, Any]) -> None:
+def test_retry_refuses_invalid_options(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(options))):
         retry(**options)
 
@@ -464,9 +464,9 @@ async def test_recoverer_distinguishes_an_inner_cancellation_from_its_own() -> N
 # --- metrics, duplicate, fail randomly ------------------------------------------------------------------------------
 
 
-async def test_metrics_tell_how_each_handler_fared() -> None:
+async def test_metrics_count_the_outcome_of_each_handler() -> None:
     time = Time()
-    facts: list[tuple[str, dict[str, Any]]] = []
+    events: list[tuple[str, dict[str, Any]]] = []
 
     async def handler(message: Message) -> Message:
         time.at += 2
@@ -474,13 +474,13 @@ async def test_metrics_tell_how_each_handler_fared() -> None:
             raise OSError("secret text")
         return Message(b"")
 
-    wrapped = metrics(lambda name, /, **told: facts.append((name, told)), now=time.now)(handler)
+    wrapped = metrics(lambda name, /, **values: events.append((name, values)), now=time.now)(handler)
     with running(RunningHandler("charge", "orders", "billing", None)):
         await wrapped(Message(b"good"))
         with pytest.raises(OSError, match="secret"):
             await wrapped(Message(b"bad"))
     labels = {"handler": "charge", "topic": "orders", "group": "billing", "seconds": 2}
-    assert facts == [
+    assert events == [
         ("messaging.handled", {**labels, "outputs": 1, "error": ""}),
         ("messaging.handled", {**labels, "outputs": 0, "error": "OSError"}),
     ]

@@ -131,7 +131,7 @@ Caused by: java.io.IOException: something else
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("output", "reported"),
     [
         (UNRESPONSIVE, "Failed to connect to master spark.internal:7077: Connection refused (111)"),
         ("26/11/16 17:36:47 ERROR SparkContext: No room on the disk.\n" * 2, "No room on the disk."),
@@ -139,5 +139,5 @@ Caused by: java.io.IOException: something else
         ("", None),
     ],
 )
-def test_first_error_of_a_failed_spark_start_is_reported(said: str, told: str | None) -> None:
-    assert first_trouble(said) == told
+def test_first_error_of_a_failed_spark_start_is_reported(output: str, reported: str | None) -> None:
+    assert first_trouble(output) == reported
