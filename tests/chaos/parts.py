@@ -288,12 +288,12 @@ class ReplayPart(Part):
 
     async def begin(self) -> None:
         self.sent = [f"{self.name}:{n}" for n in range(30)]
-        burying = Subscriber(self.steady, group=GROUP, group_start="0", block_ms=50, max_deliveries=1)
+        dead_lettering = Subscriber(self.steady, group=GROUP, group_start="0", block_ms=50, max_deliveries=1)
 
         async def fail(message: Message) -> None:
             raise ValueError("planted")
 
-        running = asyncio.create_task(burying.consume(self.name, fail))
+        running = asyncio.create_task(dead_lettering.consume(self.name, fail))
         async with Publisher(self.steady) as publisher:
             await publisher.publish(self.name, *(Message(token.encode()) for token in self.sent))
         self.dlq = companion_key(self.name, "dlq")
@@ -302,7 +302,7 @@ class ReplayPart(Part):
             return await self.steady.xlen(self.dlq) == len(self.sent)
 
         await eventually(all_dead_lettered, what="all to be dead-lettered", timeout_s=SETTLED_S)
-        await burying.close()
+        await dead_lettering.close()
         await running
         self._planted = False
 

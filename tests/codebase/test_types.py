@@ -1,4 +1,4 @@
-"""What a type checker sees of the public names: mistakes are reported, and what is right is not."""
+"""A type checker reports wrong uses of the public names, and accepts correct ones."""
 
 from __future__ import annotations
 

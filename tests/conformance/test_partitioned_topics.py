@@ -247,7 +247,7 @@ async def partitioned_outputs(broker: Broker, orders: str, bills: str) -> None:
         await publisher.publish(orders, Message(b"99", {"key": "no customer"}))
         await eventually(lambda: sum(map(len, seen.values())) == 100, what="all bills", timeout_s=60)
         letters = DeadLetters(broker, f"{orders}.p{partition_of('no customer', 2)}")
-        await eventually(letters.count, what="what no partition can be found for is buried", timeout_s=60)
+        await eventually(letters.count, what="the message without a partition to be dead-lettered", timeout_s=60)
     assert {key: list(range(10)) for key in seen} == seen
     assert len(seen) == 10
 
