@@ -126,7 +126,7 @@ async def test_a_command_leads_to_an_event_under_the_same_correlation(broker: Br
     await events.close()
 
 
-async def test_dependencies_are_given_and_cleaned_up_before_the_acknowledgement(broker: Broker) -> None:
+async def test_dependencies_are_injected_and_cleaned_up_before_the_acknowledgement(broker: Broker) -> None:
     bus = CommandBus(broker, **QUICK)
     steps: list[str] = []
 

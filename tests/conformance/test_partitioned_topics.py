@@ -167,7 +167,7 @@ async def test_two_routers_of_one_name_are_two_members(
         await eventually(each_owns_one, what="two members with a partition each", timeout_s=60)
 
 
-async def test_closing_waits_for_handlers_longer_than_a_lease_and_then_hands_over(
+async def test_close_waits_for_handlers_longer_than_a_lease_and_then_releases(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(STEADY, lease_ms=2_000)

@@ -107,7 +107,7 @@ async def test_entries_that_a_group_still_needs_are_not_trimmed(broker: Broker) 
     assert (await broker.run(retention.retain, "orders", **everything)).dropped == 4
 
 
-async def test_a_group_that_is_made_later_finds_what_is_still_there_and_keeps_it(broker: Broker) -> None:
+async def test_later_group_keeps_the_entries_that_are_left(broker: Broker) -> None:
     ids = await fill(broker, 10)
     await broker.create_group("orders", "first", start="$")
     assert (await broker.run(retention.retain, "orders", max_len=6)).dropped == 4

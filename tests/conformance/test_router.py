@@ -357,7 +357,7 @@ async def test_mistakes_are_refused_at_registration_and_name_the_place(broker: B
     assert router.routes() == []
 
 
-async def test_two_handlers_that_would_split_messages_between_them_are_refused(broker: Broker) -> None:
+async def test_two_handlers_with_one_topic_and_group_are_refused(broker: Broker) -> None:
     router = Router(broker, **QUICK)
 
     @router.on("orders", group="g")

@@ -139,7 +139,7 @@ async def test_publish_accepts_models_and_dataclasses(broker: Broker) -> None:
     assert (Bill(8), "Bill") in seen
 
 
-async def test_publish_refuses_what_no_marshaler_reads(broker: Broker) -> None:
+async def test_publish_refuses_bodies_without_a_marshaler(broker: Broker) -> None:
     async with Publisher(broker, partitions={"split": 2}) as publisher:
         for body in ({"number": 7}, b"7", "7", None, Order, Bill):
             for way in ({}, {"idempotency_key": "k"}, {"delay_ms": 0}):

@@ -128,7 +128,7 @@ class BoundsChapter(Chapter):
         await impatient.close()
         assert await broker.xlen(topic) <= 1 + 5 + 1
 
-    async def test_ack_with_outputs_without_publish_to_is_given_up(
+    async def test_ack_with_outputs_without_publish_to_is_dropped(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))

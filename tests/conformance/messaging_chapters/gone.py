@@ -26,7 +26,7 @@ from millstream.testing.waiting import eventually
 
 
 class GoneChapter(Chapter):
-    async def test_a_trimmed_entry_is_reported_and_never_handled_empty(
+    async def test_trimmed_entry_is_reported_and_not_handled_without_fields(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(5))

@@ -39,7 +39,7 @@ class HandlingChapter(Chapter):
         (group,) = await broker.group_info(topic)
         assert (group.lag, group.consumers) == (0, [])
 
-    async def test_nothing_is_acknowledged_before_it_is_done(
+    async def test_message_is_acknowledged_only_after_its_handler(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(3))
@@ -192,7 +192,7 @@ class HandlingChapter(Chapter):
         assert len(seen.messages) == receipts
         assert await broker.xlen(companion_key(topic, "dlq")) == letters
 
-    async def test_acknowledged_first_means_before_the_handler_starts(
+    async def test_ack_first_acknowledges_before_the_handler_starts(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))
@@ -358,7 +358,7 @@ class HandlingChapter(Chapter):
             await nothing_pending_after(broker, topic, 1)
         assert await broker.xlen(f"elsewhere {topic}") == 1
 
-    async def test_no_more_than_allowed_is_in_flight(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_max_in_flight_limits_a_topic(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(40))
 
         async def wait(message: Message) -> None:
@@ -369,7 +369,7 @@ class HandlingChapter(Chapter):
             await nothing_pending_after(broker, topic, 40)
         assert seen.most == 4
 
-    async def test_bytes_bound_what_is_in_flight_too(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_max_bytes_in_flight_limits_a_topic(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *(Message(b"x" * 10_000) for _ in range(30)))
 
         async def wait(message: Message) -> None:

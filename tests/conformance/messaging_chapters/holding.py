@@ -169,7 +169,7 @@ class HoldingChapter(Chapter):
         assert [message.times_delivered for message in seen.messages] == [1, 2]
         assert times[0] >= began + 2_500
 
-    async def test_a_delay_outlives_the_consumer_that_asked_for_it(
+    async def test_delay_is_kept_after_its_consumer_has_died(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))

@@ -86,7 +86,7 @@ def test_every_message_is_in_one_batch_in_order_and_gets_its_own_answer(
     asyncio.run(run())
 
 
-async def test_a_full_batch_does_not_wait_and_the_next_one_may_run_beside_it() -> None:
+async def test_full_batch_starts_at_once_and_the_next_one_may_run_concurrently() -> None:
     handler = Batches()
     handler.go_on.clear()
     collector = Collector(handler, 2, 60_000)
@@ -206,7 +206,7 @@ def test_turns_are_spread_and_the_heaviest_goes_first() -> None:
     assert turns.next(["low", "high"]) == "high", "a topic gains and loses no share while no other topic waits"
 
 
-async def test_a_gate_lets_so_many_run_and_forgets_those_who_leave() -> None:
+async def test_priority_queue_limits_running_messages_and_drops_cancelled_ones() -> None:
     gate, ran = PriorityGate({"high": 3, "low": 1}, 1), []
 
     async def run(topic: str, number: int) -> None:

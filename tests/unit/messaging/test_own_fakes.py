@@ -17,7 +17,7 @@ class Greet:
     name: str
 
 
-async def test_a_router_runs_on_a_broker_of_ones_own() -> None:
+async def test_router_runs_on_a_custom_broker() -> None:
     async with open_broker(f"local://{uuid4().hex}") as inside:
         broker = CountingBroker(inside)
         handled: list[bytes] = []

@@ -61,7 +61,7 @@ async def test_without_a_signal_the_result_is_returned(own_handler: object) -> N
     assert signal.getsignal(signal.SIGTERM) is own_handler
 
 
-async def test_an_error_comes_out_and_handlers_are_put_back(own_handler: object) -> None:
+async def test_error_is_raised_and_signal_handlers_are_restored(own_handler: object) -> None:
     async def run() -> None:
         raise ValueError("no")
 

@@ -139,7 +139,7 @@ async def test_retry_passes_rejected_and_retry_later_on(error: Exception) -> Non
     assert len(calls) == 1
 
 
-async def test_retry_does_not_call_again_what_has_settled_its_message() -> None:
+async def test_retry_does_not_repeat_a_handler_that_settled_its_message() -> None:
     calls: list[Message] = []
 
     async def handler(message: Message) -> None:
@@ -180,7 +180,7 @@ async def test_timeout_cancels_a_slow_handler() -> None:
     assert cancelled.is_set()
 
 
-async def test_a_timeout_of_the_handlers_own_is_not_taken_for_ours() -> None:
+async def test_timeout_error_of_the_handler_is_not_mistaken_for_the_middleware_timeout() -> None:
     async def handler(message: Message) -> None:
         raise TimeoutError("the database's")
 
@@ -278,7 +278,7 @@ async def test_every_group_handles_every_message_once(deduplicated: Any) -> None
     assert [message.group for message in calls] == ["billing", "audit"]
 
 
-async def test_what_is_remembered_in_process_is_bounded() -> None:
+async def test_in_process_deduplication_is_bounded() -> None:
     handler, calls = failing(0)
     wrapped = deduplicate(window_ms=60_000, max_keys=2)(handler)
     for number in (1, 2, 3, 1):

@@ -46,7 +46,7 @@ def test_error_of_a_pattern_describes_it(tmp_path: Path) -> None:
     assert "^[" not in reported
 
 
-def test_every_pattern_of_the_spec_has_words() -> None:
+def test_every_pattern_of_the_spec_has_a_description() -> None:
     def patterns(schema: object) -> set[str]:
         if isinstance(schema, dict):
             own = {schema["pattern"]} if isinstance(schema.get("pattern"), str) else set()
