@@ -22,7 +22,7 @@ async def test_delayed_message_is_published_after_an_unexpected_error(monkeypatc
     def observe(name: str, /, **values: Any) -> None:
         events.append((name, values.get("part")))
 
-    monkeypatch.setattr(delayed, "AGAIN", Backoff(initial_ms=10))
+    monkeypatch.setattr(delayed, "RETRY_BACKOFF", Backoff(initial_ms=10))
     async with open_broker(f"local://{uuid4().hex}", observer=observe) as broker, Publisher(broker) as publisher:
         publish_due, faults = steps.publish_due, [RuntimeError("planted"), KeyError("planted")]
 
