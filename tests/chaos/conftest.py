@@ -1,4 +1,4 @@
-"""What trials with workers share: chance that can be repeated, a ledger, and a crew of which no process is left."""
+"""Fixtures of the trials with workers: seeded random numbers, a ledger, and worker processes that end with the test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ledger(tmp_path: Path) -> HandlingLedger:
 
 @pytest.fixture
 def crews() -> Iterator[list[Crew]]:
-    """Whatever happens, no process is left."""
+    """All worker processes are ended, also if the test fails."""
     some: list[Crew] = []
     yield some
     for crew in some:
@@ -54,7 +54,7 @@ def hire(crews: list[Crew], redis_server: RedisProcess, ledger: HandlingLedger, 
 
 @pytest.fixture(params=["redis", pytest.param("cluster", marks=pytest.mark.at_length)])
 def url(request: pytest.FixtureRequest) -> str:
-    """Of an empty server, or of an empty cluster of three."""
+    """The URL of an empty server, or of an empty cluster of three nodes."""
     if request.param == "cluster":
         cluster: ClusterSetup = request.getfixturevalue("cluster")
         for node in cluster.nodes:

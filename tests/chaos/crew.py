@@ -1,4 +1,4 @@
-"""Worker processes of a trial, which it kills and stops: whoever dies is noted in the ledger, and replaced."""
+"""Worker processes that a trial kills and stops. A worker that dies is recorded in the ledger and replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC = "jobs"
 
 
 class Crew:
-    """Worker processes. Whoever dies by itself is noted, and replaced."""
+    """Worker processes. A worker that dies by itself is recorded and replaced."""
 
     def __init__(self, url: str, ledger: HandlingLedger, directory: Path, **options: Any) -> None:
         self._words = [sys.executable, str(WORKER), url, TOPIC, str(directory), json.dumps(options)]
@@ -35,7 +35,7 @@ class Crew:
         self._dead_letter(process)
 
     def look_after(self) -> None:
-        """Notes the dead and hires others."""
+        """Records the workers that died and starts new ones."""
         for process in [one for one in self.processes if one.poll() is not None]:
             self._dead_letter(process)
             self.hire()
@@ -47,20 +47,20 @@ class Crew:
         self.deaths += 1
 
     def at_work(self) -> set[int]:
-        """Those that have started a handler."""
+        """Workers that have started a handler."""
         return {line.pid for line in self._ledger.lines() if line.event == "started"}
 
-    def somebody_at_work(self) -> list[subprocess.Popen[bytes]]:
-        """Living workers that have started a handler; the dead are noted and replaced."""
+    def any_at_work(self) -> list[subprocess.Popen[bytes]]:
+        """Running workers that have started a handler; workers that died are recorded and replaced."""
         self.look_after()
         at_work = self.at_work()
         return [one for one in self.processes if one.pid in at_work]
 
     async def all_at_work(self) -> None:
-        await eventually(lambda: len(self.somebody_at_work()) == len(self.processes), what="all at work", timeout_s=60)
+        await eventually(lambda: len(self.any_at_work()) == len(self.processes), what="all at work", timeout_s=60)
 
     def dismiss(self) -> None:
-        """In good order: SIGTERM ends a worker with 0, unless it came too late to listen for signals."""
+        """Stops the workers: SIGTERM ends each with 0, unless it has not installed its signal handlers yet."""
         for process in self.processes:
             process.send_signal(signal.SIGCONT)
             process.terminate()
@@ -70,8 +70,8 @@ class Crew:
 
 
 async def settled(broker: Broker, topic: str) -> bool:
-    """Whether everything of the topic was read and acknowledged. A server that was restarted does not know the lag of
-    a group that has something to read, and tells none: that is not nothing."""
+    """Whether every message of the topic was read and acknowledged. After a restart a server does not know the lag of
+    a group with unread entries and returns None, which is not zero."""
     try:
         (group,) = await broker.group_info(topic)
     except (MillstreamError, ValueError):

@@ -1,4 +1,4 @@
-"""A worker process for chaos: handles messages, keeps the ledger, and dies where a message tells it to."""
+"""A worker process for chaos tests: handles messages, writes the ledger, and dies at the point that a message names."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ async def main(url: str, topic: str, directory: str, options: dict[str, Any]) ->
     async with open_broker(url, deadline_ms=2000) as broker:
         settings = {**QUICK, **options}
         subscriber = Subscriber(broker, **settings)
-        # Signs of life go out three times in the claim time. Whoever misses one and a half of them may lose what it
-        # holds; the beats go the same way, so that a server that gets no time is seen too.
+        # Heartbeats are sent three times in the claim time. A consumer that misses one and a half of them may lose its
+        # entries. The ledger's beats use the same connection, so that a server without CPU time is noticed too.
         silent_s = settings["claim_min_idle_ms"] / 2000
-        # What it may hold of all topics together: a silence explains no more than that.
+        # What it may have in flight over all topics: one pause cannot explain more redeliveries.
         held = min(settings["max_in_flight"] * len(topics), subscriber.settings.process_max_in_flight)
         beating = asyncio.create_task(ledger.keep_heartbeat(silent_s=silent_s, held=held, through=broker.ping))
 

@@ -1,7 +1,7 @@
 """Faults to plant into a copy of the sources, each with the tests that must notice it.
 
-A mutant names exact text. Whoever changes that text finds the mutant here and moves it along: one that cannot be
-planted fails a test of `make test`, so that none is forgotten silently.
+A mutant names exact text of the sources and the tests that must fail. If the text or a test is gone, a test of
+`make test` fails: update the mutant here, with the same fault.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Mutant(NamedTuple):
     text: str
     planted: str
     noticed_by: tuple[str, ...]
-    """Arguments for pytest: of these tests at least one fails."""
+    """Arguments for pytest: at least one of these tests fails."""
 
     def plant(self, root: Path) -> None:
         """Changes the copy under ``root``. Raises LookupError where the text is not there exactly once."""
@@ -36,9 +36,9 @@ class Mutant(NamedTuple):
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    # --- the three that met when a loading Redis lost confirmed messages ---
+    # --- the three defects that together lost confirmed messages while Redis was loading ---
     Mutant(
-        "a refused PING hands None on as a connection",
+        "a refused PING returns None as a connection",
         "broker/transport/redis_async.py",
         "                    check_first_answer(self._target, node, reply)\n",
         "                    check_first_answer(self._target, node, reply)\n"
@@ -47,7 +47,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (TABLE, "-k", "loops-redis and LOADING and connecting"),
     ),
     Mutant(
-        "a publisher's writer stays in place after a batch that was given up",
+        "a publisher keeps its writer after a batch was abandoned",
         "messaging/batching.py",
         "writer, self._writer = self._writer or self._begin(), None\n",
         "writer = self._writer = self._writer or self._begin()\n",
@@ -69,14 +69,14 @@ MUTANTS: tuple[Mutant, ...] = (
         (MATRIX, "-k", "letters"),
     ),
     Mutant(
-        "an idempotency key that was seen is new again",
+        "a used idempotency key counts as new",
         "broker/scripts/append_unique/_seen.lua",
         "redis.call('SADD', seen, event) == 1",
         "redis.call('SADD', seen, event) >= 0",
         (MATRIX, "-k", "idempotency"),
     ),
     Mutant(
-        "a refusal is swallowed",
+        "an error reply is ignored",
         "broker/transport/retry_policy.py",
         "        if type(reply) is ErrorReply:\n            raise typed_error(reply)\n        return reply\n",
         "        if type(reply) is ErrorReply:\n            return None\n        return reply\n",
@@ -87,21 +87,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "broker/scripts/append_once/call.py",
         "rows == self.position + count and digest == token:",
         "rows == self.position + count:",
-        (EVIDENCE, "-k", "name_of_another"),
+        (EVIDENCE, "-k", "used_id_gets_no_false_confirmation"),
     ),
     Mutant(
         "a connection is used again after an error",
         "broker/transport/redis_async.py",
         "            self.discard(connection)\n            raise\n",
         "            self.put_back(exchange.node, connection)\n            raise\n",
-        ("tests/integration/transport/test_faults.py", EVIDENCE, "-k", "cancelling_a_waiting_reader or in_order"),
+        ("tests/integration/transport/test_faults.py", EVIDENCE, "-k", "cancelled_read_closes or transport_is_usable"),
     ),
     Mutant(
         "the marker of an append is not moved",
         "broker/scripts/append_once/append_once.lua",
         "move(#reply - 1)\n",
         "\n",
-        (EVIDENCE, "-k", "published_again"),
+        (EVIDENCE, "-k", "repeated_after_a_lost_reply"),
     ),
     Mutant(
         "LOADING is not retried",
@@ -111,28 +111,28 @@ MUTANTS: tuple[Mutant, ...] = (
         (TABLE, "-k", "loops-redis and LOADING and first"),
     ),
     Mutant(
-        "a node that imports a slot is not told that we were sent",
+        "a node that imports a slot receives no ASKING",
         "broker/transport/retry_policy.py",
         "for command in (ASKING, args)] if asking",
         "for command in ((b'PING',), args)] if asking",
         ("tests/integration/transport/test_fresh_node.py",),
     ),
     Mutant(
-        "replicas that confirm are not counted",
+        "the replicas that confirmed are not counted",
         "broker/operations/durability.py",
         "confirmed >= durability.replicas:",
         "confirmed >= 0:",
         ("tests/integration/transport/test_durability.py",),
     ),
     Mutant(
-        "what was perhaps applied is sent again",
+        "an ambiguous command is sent again",
         "broker/transport/retry_policy.py",
         "                if not repeatable:\n                    raise no_answer_error(reason,",
         "                if False:\n                    raise no_answer_error(reason,",
         (TABLE, "-k", "no and answer and first"),
     ),
     Mutant(
-        "outputs are stored though the message is held no more",
+        "outputs are stored although another consumer owns the message",
         "broker/scripts/settle/settle_outputs.lua",
         "  local owned = pending and pending[4] == times\n",
         "  local owned = true\n",
@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (EVIDENCE, "-k", "replay"),
     ),
     Mutant(
-        "of a batch that was refused half-way everything is sent again",
+        "a partly refused batch is sent again from its first command",
         "broker/transport/retry_policy.py",
         "requests[refused:] if refused else requests, replies[refused:]",
         "requests, replies[refused:]",

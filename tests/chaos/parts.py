@@ -1,7 +1,7 @@
-"""Everything that reads, each as one class beside the writers: what was given to it, what it handled, what it put out.
+"""The components that read, one class each, next to the writers: the input, what was handled, and the outputs.
 
-A part works through a broker that may be refused, and is judged over another one that never is. A subscriber that ends
-with an error is noted, and begun anew when the fault has passed, as a supervisor does it.
+A part works through a connection with planted faults; its results are checked through another connection without
+faults. A subscriber that ends with an error is recorded, and restarted when the fault has ended, as a supervisor does.
 """
 
 from __future__ import annotations
@@ -24,49 +24,49 @@ SETTLED_S = 60.0
 
 
 class Part(ABC):
-    """``begin``, ``work`` as often as wanted, ``lift`` when the fault has passed, ``verdict`` at the end."""
+    """Call ``begin``, ``work`` any number of times, ``lift`` when the fault has ended, and ``verdict`` at the end."""
 
     kind: ClassVar[str]
     blocks: ClassVar[bool] = False
-    """Whether it waits for entries."""
+    """Whether it reads with a blocking command."""
     transactions: ClassVar[bool] = False
     """Whether it sends MULTI."""
 
     def __init__(
         self, broker: Broker, url: str, steady: Broker, name: str, *, patient: bool, group_lost: bool = False
     ) -> None:
-        """``patient``: nothing that is being retried may be taken for abandoned meanwhile. ``group_lost``: the server
-        says that the group is gone."""
+        """``patient``: entries that are being retried are not claimed. ``group_lost``: the server replies that
+        the group does not exist."""
         self.broker = broker
         self.url = url
-        """Where the broker is, for parts that need another link."""
+        """The URL of the broker, for parts that need another transport."""
         self.steady = steady
         self.name = name
         self.patient = patient
         self.group_lost = group_lost
         self.raised: list[MillstreamError] = []
-        """What callers were told."""
+        """Errors that callers received."""
         self.foreign: list[BaseException] = []
-        """What nobody may ever be told: errors that are none of ours."""
+        """Errors that are not a MillstreamError: a caller must never receive one."""
 
     @abstractmethod
     async def begin(self) -> None: ...
 
     @abstractmethod
     async def work(self) -> None:
-        """Some more of it, while the fault is there or not."""
+        """Does some more work, with or without the fault."""
 
     @abstractmethod
     async def lift(self) -> None:
-        """The fault has passed: begin anew what ended with it."""
+        """The fault has ended: restart what it has stopped."""
 
     @abstractmethod
     async def verdict(self) -> str:
-        """What is wrong, in words; empty if nothing is."""
+        """Describes what is wrong; empty if everything is right."""
 
 
 class WritingPart(Part):
-    """A writer of the ledger's, as a part."""
+    """A writer of ``chaos.writers`` as a part."""
 
     writer_class: ClassVar[type[Writer]]
 
@@ -86,13 +86,13 @@ class WritingPart(Part):
         self.foreign = self.writer.foreign
 
     async def verdict(self) -> str:
-        """What was confirmed is there, once; what was not, at most once."""
+        """Each confirmed token is stored once; each other token at most once."""
 
         async def all_there() -> bool:
             return not (await self.writer.balance(self.steady)).lost
 
         try:
-            await eventually(all_there, timeout_s=10)  # what is delayed comes later
+            await eventually(all_there, timeout_s=10)  # delayed messages are stored later
         except TimeoutError:
             pass
         balance = await self.writer.balance(self.steady)
@@ -108,7 +108,7 @@ def writing(writer: type[Writer]) -> type[WritingPart]:
 
 
 class SparkSinkPart(WritingPart):
-    """A task of Spark's sink, over the link for threads, without Spark around it."""
+    """A task of Spark's sink over the blocking transport, without a Spark session."""
 
     kind = SparkSinkWriter.kind
     transactions = True
@@ -135,7 +135,7 @@ class ReadingPart(Part):
         self.sent: list[str] = []
         self.handled: Counter[str] = Counter()
         self.ended = 0
-        """How often it had to be begun anew."""
+        """How often it was restarted."""
         self._lifted = asyncio.Event()
         self._stopping = False
         self._running: asyncio.Task[None] | None = None
@@ -157,13 +157,13 @@ class ReadingPart(Part):
 
     @abstractmethod
     async def consume(self) -> None:
-        """Runs until it is closed, or until it meets an error that cannot pass."""
+        """Runs until it is closed or raises a permanent error."""
 
     @abstractmethod
     async def stop(self) -> None: ...
 
     async def _supervise(self) -> None:
-        """Begins anew what ended with an error, once the fault has passed."""
+        """Restarts a consumer that ended with an error, after the fault has ended."""
         while not self._stopping:
             try:
                 await self.consume()
@@ -214,11 +214,11 @@ class ReadingPart(Part):
         return [self.name]
 
     async def complaints(self) -> list[str]:
-        """What else is wrong."""
+        """Describes further problems of this part."""
         return []
 
     def once(self, count: int) -> bool:
-        """A group that was said to be gone is made again, earlier rather than later: then more than once will do."""
+        """Whether the count is right. A lost group is recreated at an earlier position: then more than one is right."""
         return count == 1 or (count > 1 and self.group_lost)
 
     async def tokens(self, stream: str) -> Counter[str]:
@@ -226,7 +226,7 @@ class ReadingPart(Part):
 
 
 class SubscriberPart(ReadingPart):
-    """A subscriber whose handler answers: the output is stored together with the acknowledgement, once."""
+    """A subscriber whose handler returns an output: it is stored once, together with the acknowledgement."""
 
     kind = "outputs"
 
@@ -254,8 +254,8 @@ class SubscriberPart(ReadingPart):
         return [f"outputs that are not there once: {wrong}"] if wrong else []
 
 
-class BurialPart(SubscriberPart):
-    """A subscriber whose handler always fails: every message is buried, once."""
+class DeadLetterPart(SubscriberPart):
+    """A subscriber whose handler always fails: every message is dead-lettered once."""
 
     kind = "dead letters"
 
@@ -268,47 +268,47 @@ class BurialPart(SubscriberPart):
         raise ValueError("planted")
 
     async def finished(self) -> set[str]:
-        """Handed out, and never heard of again: that is the last delivery, and it is buried without another."""
-        return set(self.handled) | (await self.buried()).keys()
+        """Handled or dead-lettered: a last delivery whose outcome was lost is dead-lettered without another one."""
+        return set(self.handled) | (await self.dead_lettered()).keys()
 
-    async def buried(self) -> Counter[str]:
+    async def dead_lettered(self) -> Counter[str]:
         letters = await DeadLetters(self.steady, self.name).list(limit=1000)
         return Counter(published([letter.fields for letter in letters]))
 
     async def complaints(self) -> list[str]:
-        buried = await self.buried()
-        wrong = {token: buried[token] for token in self.sent if not self.once(buried[token])}
-        return [f"not buried once: {wrong}"] if wrong else []
+        dead_lettered = await self.dead_lettered()
+        wrong = {token: dead_lettered[token] for token in self.sent if not self.once(dead_lettered[token])}
+        return [f"not dead-lettered once: {wrong}"] if wrong else []
 
 
 class ReplayPart(Part):
-    """Dead letters are replayed: each comes back once, and is a dead letter no more."""
+    """Dead letters are replayed: each is added to the stream once and removed from the dead letters."""
 
     kind = "replay"
 
     async def begin(self) -> None:
         self.sent = [f"{self.name}:{n}" for n in range(30)]
-        burying = Subscriber(self.steady, group=GROUP, group_start="0", block_ms=50, max_deliveries=1)
+        dead_lettering = Subscriber(self.steady, group=GROUP, group_start="0", block_ms=50, max_deliveries=1)
 
         async def fail(message: Message) -> None:
             raise ValueError("planted")
 
-        running = asyncio.create_task(burying.consume(self.name, fail))
+        running = asyncio.create_task(dead_lettering.consume(self.name, fail))
         async with Publisher(self.steady) as publisher:
             await publisher.publish(self.name, *(Message(token.encode()) for token in self.sent))
         self.dlq = companion_key(self.name, "dlq")
 
-        async def all_buried() -> bool:
+        async def all_dead_lettered() -> bool:
             return await self.steady.xlen(self.dlq) == len(self.sent)
 
-        await eventually(all_buried, what="all to be buried", timeout_s=SETTLED_S)
-        await burying.close()
+        await eventually(all_dead_lettered, what="all to be dead-lettered", timeout_s=SETTLED_S)
+        await dead_lettering.close()
         await running
         self._planted = False
 
     async def work(self) -> None:
         if not self._planted:
-            self._planted = True  # the first time nothing stands in the way yet: there is one replay, with the fault
+            self._planted = True  # the first call comes before the fault: there is one replay, and it meets the fault
             return
         await self._replay()
 

@@ -1,4 +1,4 @@
-"""A fault of the table, planted into the talk between a part and its server: in one phase, so many times."""
+"""Plants a fault of the table between a part and its server: in one phase, for a number of commands."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from millstream.testing.answering import ANSWER_LOST, ProxyAnswer, Request, refu
 from support.fault_table import FaultRow, Follows, Phase
 
 IN_ITS_COURSE = frozenset({b"MULTI", b"EXEC", b"DISCARD", b"ASKING", b"CLIENT", b"CLUSTER", b"INFO", b"CONFIG"})
-"""What belongs to other commands, or asks the server about itself."""
+"""Commands that belong to other commands, or that ask the server about itself."""
 PASSES = (Follows.RETRIED, Follows.FOLLOWED)
 
 
 class Planting:
-    """Refuses in one phase, so often, once it is told to begin. What is refused is a part's own command."""
+    """Refuses commands in one phase, a number of times, after ``begun`` is set; only a part's own commands."""
 
     def __init__(self, fault: FaultRow, phase: Phase, port: int) -> None:
         self._fault = fault

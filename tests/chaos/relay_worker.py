@@ -1,6 +1,6 @@
-"""A worker process for chaos: a router whose handler answers every message with an output, and that keeps the ledger.
+"""A worker process for chaos tests: a router whose handler returns an output for each message and writes the ledger.
 
-It is told to end by SIGTERM, and ends with 0. Whatever else ends it is a fault.
+SIGTERM ends it with exit code 0. Any other end is a fault.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from millstream.testing.ledger import HandlingLedger
 
 OUTPUTS = "outputs"
 CLAIM_MS = 6_000
-"""Longer than a restart takes: nobody takes over from a worker that is alive and waits for the server."""
+"""Longer than a restart takes: no entries are claimed from a worker that is alive and waits for the server."""
 
 
 async def main(url: str, topic: str, directory: str) -> None:

@@ -60,7 +60,7 @@ def copy(asked: dict[str, Any]) -> None:
 
 
 class DyingSink(RedisStreamsSource):
-    """The sink, but when a batch's tasks have written all rows, the driver dies before Spark can note it."""
+    """The sink, but the driver dies after a batch's tasks have written all rows and before Spark commits the batch."""
 
     @classmethod
     def name(cls) -> str:
@@ -114,7 +114,7 @@ def flaky(asked: dict[str, Any]) -> None:
                 first = batch.column(0)[0].as_py().encode()
             yield batch
             if task.attemptNumber() < 2 and at == last:
-                # Rows lie in buffers on their way to the sink: a task that failed now might have written none.
+                # Rows are buffered on their way to the sink: a task that failed at this point might have written none.
                 wait_for(url, stream, first)
                 raise RuntimeError("planted")
 
@@ -122,7 +122,7 @@ def flaky(asked: dict[str, Any]) -> None:
 
 
 def rivals(asked: dict[str, Any]) -> None:
-    """Two attempts of one write at the same time: the one that hangs in the middle until the other has written all.
+    """Two attempts of one write at the same time: one waits in the middle until the other has written all rows.
 
     Spark's own speculation starts no second attempt on the host of the first, so none in local mode; on a cluster of
     two names of this machine it does: tests/spark/test_places.py.
@@ -159,7 +159,7 @@ def worker_killed(asked: dict[str, Any]) -> None:
                     if "pyspark.worker" in " ".join(process.cmdline()):
                         found += process.children()
                 except psutil.Error:
-                    continue  # this one has ended, and nobody has asked for its end yet: the others count
+                    continue  # it has ended, but its parent has not waited for it yet: only the others count
             if found:
                 victim = chance.choice(found)
                 os.kill(victim.pid, signal.SIGKILL)

@@ -37,7 +37,7 @@ TYPES = {
 
 
 class BatchesPart(Part):
-    """Batches, one after the other, each tried again until it is through."""
+    """Batches, one after the other, each retried until it succeeds."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -61,7 +61,7 @@ class BatchesPart(Part):
 
 
 class SparkSourcePart(BatchesPart):
-    """Plans batches and reads them, and publishes how far it has come as a group's position."""
+    """Plans batches, reads them, and publishes its position as that of a group."""
 
     kind = "spark source"
 
@@ -92,7 +92,7 @@ class SparkSourcePart(BatchesPart):
             for rows in self._reader.read(partition)
             for value in rows.column("value").to_pylist()
         ]
-        self._read.update(found)  # as a sink that takes a batch whole, or not at all
+        self._read.update(found)  # as a sink that stores a batch atomically
         self._finished = end
 
     async def verdict(self) -> str:
@@ -137,7 +137,7 @@ class SinkQueuePart(BatchesPart):
 
     def _first(self) -> None:
         batch = self._waiting[0]
-        session: Any = None  # it is delivered to without Spark
+        session: Any = None  # delivery needs no Spark session
         self._sink.deliver(session, batch, Write(self.name, batch.id, "late", "exactly_once", SecretFiles()))
 
     async def verdict(self) -> str:

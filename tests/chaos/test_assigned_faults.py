@@ -117,8 +117,8 @@ async def test_member_stopped_past_its_lease_starts_nothing_that_others_finished
         await publish(url, topic, range(EACH))
         await eventually(lambda: len(journal.done()) > KEYS, what="the first to work", timeout_s=60)
         sleeper.send_signal(signal.SIGSTOP)
-        with member(url, "heir", journal, topic):
-            await eventually(lambda: journal.done() == everything, what="the heir to do the rest", timeout_s=60)
+        with member(url, "new-owner", journal, topic):
+            await eventually(lambda: journal.done() == everything, what="the new owner to finish", timeout_s=60)
             before = len(journal.of("sleeper"))
             sleeper.send_signal(signal.SIGCONT)
             number = EACH
@@ -126,14 +126,14 @@ async def test_member_stopped_past_its_lease_starts_nothing_that_others_finished
                 await publish(url, topic, range(number, number + 1))
                 number += 1
                 await asyncio.sleep(0.1)
-    # The heir may begin again what the sleeper had finished and, stopped at that very moment, not acknowledged.
-    # And the sleeper goes on where it was stopped: between its look at the lease and its handler's first line, perhaps.
+    # The new owner may handle again what the stopped member had handled and not yet acknowledged.
+    # And the stopped member continues where it was: perhaps between its lease check and its handler's first line.
     under_way = journal.of("sleeper")[before]
     assert [line for line in journal.late("sleeper") if line != under_way] == []
 
 
 @pytest.mark.parametrize("trial", range(max(1, TRIALS // 2)))
-async def test_members_of_a_partitioned_topic_are_killed(url: str, tmp_path: Path, trial: int) -> None:
+async def test_killed_members_of_a_partitioned_topic_lose_no_message(url: str, tmp_path: Path, trial: int) -> None:
     seed = int(os.environ.get("SEED", "0")) or random.randrange(10**6) * 100 + trial
     print(f"SEED={seed}")
     chance = random.Random(seed)
@@ -145,7 +145,7 @@ async def test_members_of_a_partitioned_topic_are_killed(url: str, tmp_path: Pat
             name = f"m{number}"
             return name, processes.enter_context(member(url, name, journal, topic))
 
-        def somebody_at_work(crew: dict[str, subprocess.Popen[bytes]]) -> list[str]:
+        def any_at_work(crew: dict[str, subprocess.Popen[bytes]]) -> list[str]:
             return sorted(crew.keys() & journal.at_work())
 
         crew = dict(hire(number) for number in range(3))
@@ -153,8 +153,8 @@ async def test_members_of_a_partitioned_topic_are_killed(url: str, tmp_path: Pat
         for number in range(3, 7):
             await publish(url, topic, range(sent, sent + EACH // 4))
             sent += EACH // 4
-            await eventually(partial(somebody_at_work, crew), what="somebody at work", timeout_s=60)
-            process = crew.pop(chance.choice(somebody_at_work(crew)))
+            await eventually(partial(any_at_work, crew), what="a member at work", timeout_s=60)
+            process = crew.pop(chance.choice(any_at_work(crew)))
             process.kill()
             process.wait()
             crew.update([hire(number)])

@@ -71,7 +71,7 @@ def fleet(url: str, size: int = 3) -> Iterator[Fleet]:
         try:
             broker.xadd_many("svc-input", [Announcement(stream).fields() for stream in STREAMS])
             names = {running.join() for _ in range(size)}
-            wait_until(lambda: running.writers() == names, what="everybody to write", timeout_s=60)
+            wait_until(lambda: running.writers() == names, what="every member to write", timeout_s=60)
             yield running
         finally:
             for process in running.members.values():

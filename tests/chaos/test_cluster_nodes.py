@@ -1,7 +1,7 @@
-"""A node of a cluster dies and comes back, beside topics that are polled: more of them than slots are waited for.
+"""A node of a cluster dies and returns. There are more topics than slots with blocking reads, so some are polled.
 
-Topics of the other nodes are read, handled and acknowledged meanwhile, and the node's own when it is back; in the end
-the ledger is even. With ``TRIALS`` again and again, and workers are killed in between.
+Meanwhile topics of the other nodes are read, handled and acknowledged, and after its return the node's own. In the end
+the ledger is balanced. With ``TRIALS`` it is repeated, and workers are killed in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millstream.testing.topologies import ask
 
 TRIALS = int(os.environ.get("TRIALS", "1"))
 MANY = 60
-"""Streams of each worker, on every node: a connection each have 16 of them."""
+"""Streams of each worker, on all nodes: 16 slots are read over a connection of their own."""
 TOPICS = [f"{TOPIC}-{number}" for number in range(MANY)]
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300 + 120 * TRIALS)]
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300 + 120 * TRIALS)]
 
 @pytest.fixture(scope="module")
 def keeping() -> Iterator[ClusterSetup]:
-    """A cluster whose nodes have everything on disk, and answer for their slots while others are away."""
+    """A cluster whose nodes sync every write to disk, and serve their slots while other nodes are down."""
     options = ["--appendonly", "yes", "--appendfsync", "always", "--cluster-require-full-coverage", "no"]
     with ClusterSetup(options) as setup:
         yield setup
@@ -61,13 +61,13 @@ async def test_topics_of_other_nodes_are_handled_while_one_is_away(
             crew.look_after()
             return all([await settled(broker, topic) for topic in topics])
 
-        # A delivery each for what may be lost with an outage or a worker, and not one more.
+        # One delivery for each outage or killed worker that may lose one, and no more.
         crew = hire(2, url=keeping.url, topics=MANY, claim_interval_ms=400, max_deliveries=8)
         await send(TOPICS)
-        await eventually(lambda: all_settled(TOPICS), what="everybody at work", timeout_s=120)
+        await eventually(lambda: all_settled(TOPICS), what="all workers at work", timeout_s=120)
         away = chance.choice(keeping.nodes)
         others = [topic for topic in TOPICS if not has(keeping, away, topic)]
-        await send(TOPICS)  # some of these are with workers when it dies
+        await send(TOPICS)  # workers have some of these in flight when the node dies
         ledger.outage()
         away.kill()
         for _ in range(2):

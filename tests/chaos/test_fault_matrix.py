@@ -1,7 +1,7 @@
-"""Every part meets every fault of the table. A ledger says whether anything confirmed is missing, or there twice.
+"""Every part is tried with every fault of the table. A ledger shows confirmed messages that are missing or duplicated.
 
-In `make test` whatever two of part, fault and phase can meet do so at least once; in `make chaos` all three do, and on
-a cluster of three too.
+`make test` tries every pair of part, fault and phase at least once; `make chaos` tries every triple, and on a cluster
+of three too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos.parts import AssignedPart, BurialPart, Part, ReadingPart, ReplayPart, SparkSinkPart, SubscriberPart, writing
+from chaos.parts import (
+    AssignedPart,
+    DeadLetterPart,
+    Part,
+    ReadingPart,
+    ReplayPart,
+    SparkSinkPart,
+    SubscriberPart,
+    writing,
+)
 from chaos.planting import PASSES, Planting
 from chaos.spark_parts import SinkQueuePart, SparkSourcePart
 from chaos.writers import ASYNC_WRITERS
@@ -30,7 +39,7 @@ PARTS: list[type[Part]] = [
     SparkSourcePart,
     SinkQueuePart,
     SubscriberPart,
-    BurialPart,
+    DeadLetterPart,
     ReplayPart,
     AssignedPart,
 ]
@@ -41,14 +50,14 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
 def phases(fault: FaultRow, part: type[Part]) -> Iterator[Phase]:
-    """Where this part can meet the fault."""
+    """The phases in which this part can meet the fault."""
     for phase in Phase:
         if (
             fault.follows(phase) is Follows.NEVER
-            or fault.name == "WRONGPASS"  # only a login is told
+            or fault.name == "WRONGPASS"  # only a login gets it
             or (phase is Phase.TRANSACTION and not part.transactions)
             or (phase in (Phase.COMMAND, Phase.BATCH) and part.transactions)
-            or (phase is Phase.COMMAND and part.kind == "batch")  # a refused head and a stored tail: a hole, raised
+            or (phase is Phase.COMMAND and part.kind == "batch")  # it would leave a gap
             or (phase is Phase.BLOCKED and not part.blocks)
             or (fault.name == "NOSCRIPT" and part.kind in ("xadd", "batch"))
             or (fault.name == "NOSCRIPT" and part.kind in SEND_ONE_SCRIPT and phase is Phase.BATCH)
@@ -70,7 +79,7 @@ def pairs(cell: Cell) -> set[tuple[str, str]]:
 
 
 def pairwise() -> list[Cell]:
-    """Few cells that meet every pair: each is one that meets most of what is still unmet."""
+    """A small set of cells that covers every pair: each next cell covers the most pairs that are still uncovered."""
     chosen: list[Cell] = []
     left, unmet = every_cell(), set[tuple[str, str]]().union(*map(pairs, every_cell()))
     while unmet:
@@ -85,7 +94,7 @@ CELLS = every_cell() if IN_FULL else pairwise()
 
 
 def test_make_test_meets_every_pair() -> None:
-    """Of part and fault, of part and phase, of fault and phase: whatever two of them can meet at all do so."""
+    """All possible pairs of part and fault, of part and phase, and of fault and phase are covered."""
     few, all_of_them = pairwise(), every_cell()
     print(f"{len(few)} of {len(all_of_them)} cells")
     assert len(few) < len(all_of_them) / 1.5
@@ -116,9 +125,9 @@ async def test_every_part_meets_every_fault(servers: Servers, part: type[Part]) 
         return f"{fault.name}, {phase.value} ({fault.follows(phase).value}): {what}" if what else ""
 
     verdicts = await asyncio.gather(*(tried(*cell) for kind, *cell in CELLS if kind is part))
-    complaints = [one for one in verdicts if one]
-    print(f"{part.kind}: {len(verdicts)} cells, {len(complaints)} complaints")
-    assert not complaints, "\n".join(complaints)
+    problems = [verdict for verdict in verdicts if verdict]
+    print(f"{part.kind}: {len(verdicts)} cells, {len(problems)} problems")
+    assert not problems, "\n".join(problems)
 
 
 async def meets(servers: Servers, kind: type[Part], fault: FaultRow, phase: Phase) -> str:
@@ -143,13 +152,13 @@ async def meets(servers: Servers, kind: type[Part], fault: FaultRow, phase: Phas
             proxy.choose = pass_on
             await part.lift()
             wrong = await part.verdict()
-    complaints = [wrong] if wrong else []
-    complaints += [f"raised {error!r}" for error in part.foreign]
+    problems = [wrong] if wrong else []
+    problems += [f"raised {error!r}" for error in part.foreign]
     if follows in PASSES and part.raised:
-        complaints.append(f"was told {part.raised[:2]!r}, though it passes")
-    told = any(isinstance(error, fault.raises) for error in part.raised)
-    # What runs beside its callers may have been refused in their place: readers, and whoever moves what is delayed.
-    companion_key = isinstance(part, ReadingPart) or part.kind == "delays"
-    if follows in (Follows.RAISED, Follows.FATAL) and not told and not companion_key:
-        complaints.append(f"was told {part.raised!r}, and not {fault.raises.__name__}")
-    return "; ".join(complaints)
+        problems.append(f"a caller received {part.raised[:2]!r}, although the fault is transient")
+    raised = any(isinstance(error, fault.raises) for error in part.raised)
+    # A background task of the part (a reader, the mover of delayed messages) may have received the refusal instead.
+    has_background_tasks = isinstance(part, ReadingPart) or part.kind == "delays"
+    if follows in (Follows.RAISED, Follows.FATAL) and not raised and not has_background_tasks:
+        problems.append(f"a caller received {part.raised!r}, and not {fault.raises.__name__}")
+    return "; ".join(problems)

@@ -1,7 +1,7 @@
-"""Redis is killed and started again under load, with so much to load that everybody who comes back is told LOADING.
+"""Redis is killed and restarted under load, with so much data that every client that reconnects gets LOADING.
 
-Every write is on the disk before it is answered, so nothing that was confirmed may be missing, whoever wrote it and
-however; nothing may be there twice; and every worker goes on by itself.
+Every write is on disk before its reply, so no confirmed write may be missing, by any kind of writer; nothing may be
+stored twice; and every worker continues by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
 class Relays:
-    """Router processes. Nobody replaces one that dies: none may."""
+    """Router processes. They are not replaced: none of them may die."""
 
     def __init__(self, url: str, topic: str, directory: Path, count: int) -> None:
         words = [sys.executable, str(WORKER), url, topic, str(directory)]
@@ -56,7 +56,7 @@ class Relays:
 
 @contextmanager
 def relays(url: str, topic: str, directory: Path, count: int) -> Iterator[Relays]:
-    """Whatever happens, no process is left."""
+    """All processes are ended, also if the test fails."""
     running = Relays(url, topic, directory, count)
     try:
         yield running
@@ -105,17 +105,18 @@ def at_work(ledger: HandlingLedger, since: float = 0.0) -> set[int]:
 async def kill_and_load(
     server: LoadingRedis, ledger: HandlingLedger, writers: list[Writer], chance: random.Random
 ) -> list[str]:
-    """After everybody has written something: a kill at any moment, and a start that takes its time. Who was not
-    answered since the last one?"""
+    """Waits until every writer was answered, kills the server, and restarts it with a slow load. Returns the writers
+    that were not answered since the last restart.
+    """
     before = [writer.answered for writer in writers]
 
-    def unheard() -> list[str]:
-        return [writer.kind for writer, some in zip(writers, before, strict=True) if writer.answered == some]
+    def unanswered() -> list[str]:
+        return [writer.kind for writer, count in zip(writers, before, strict=True) if writer.answered == count]
 
     try:
-        await eventually(lambda: not unheard(), what="every writer to be answered", timeout_s=ANSWERED_S)
+        await eventually(lambda: not unanswered(), what="every writer to be answered", timeout_s=ANSWERED_S)
     except TimeoutError:
-        return unheard()
+        return unanswered()
     await asyncio.sleep(chance.random() * 0.2)
     ledger.outage()
     server.kill()
@@ -126,7 +127,7 @@ async def kill_and_load(
 
 
 async def still_working(broker: Broker, ledger: HandlingLedger, crew: Relays) -> int:
-    """Publishes until every worker has handled something, or nobody new does for a while; how many did."""
+    """Publishes until every worker has handled a message, or no further one does for a while. Returns how many did."""
     since = time.monotonic()
     sent = 0
     async with Publisher(broker) as publisher:
@@ -149,23 +150,23 @@ async def settled(broker: Broker) -> None:
             return False
         return group.pending == 0 and group.lag == 0
 
-    with suppress(TimeoutError):  # the ledger says it
+    with suppress(TimeoutError):  # the ledger reports it
         await eventually(nothing_left, what="everything to be handled", timeout_s=180)
 
 
 async def judge(broker: Broker, writers: list[Writer], ledger: HandlingLedger) -> None:
-    complaints: list[str] = []
+    problems: list[str] = []
     for writer in writers:
         if writer.kind == "delays":
-            with suppress(TimeoutError):  # the balance says it
+            with suppress(TimeoutError):  # the balance reports it
                 await eventually(lambda w=writer: all_there(broker, w), what="what was delayed", timeout_s=30)
         probes = [token for token in await writer.stored(broker) if not token.startswith("probe:")]
         balance = writer.ledger.balance(probes)
         print(f"{writer.kind:14} {balance} errors {dict(writer.errors)} foreign {len(writer.foreign)}")
         if not balance.exactly_once:
-            complaints.append(f"{writer.kind}: {balance}")
-        complaints += [f"{writer.kind} raised {error!r}" for error in writer.foreign[:3]]
-        complaints += [f"{writer.kind} was refused: {error!r}" for error in writer.refused[:3]]
+            problems.append(f"{writer.kind}: {balance}")
+        problems += [f"{writer.kind} raised {error!r}" for error in writer.foreign[:3]]
+        problems += [f"{writer.kind} was refused: {error!r}" for error in writer.refused[:3]]
         if isinstance(writer, PublisherWriter) and writer.kind == "publisher":
             ledger.sent(*probes)
     outputs = Counter(published([entry.fields for entry in await broker.xrange(OUTPUTS)]))
@@ -173,10 +174,10 @@ async def judge(broker: Broker, writers: list[Writer], ledger: HandlingLedger) -
     verdict = ledger.verdict()
     print(verdict)
     if outputs != inputs:
-        complaints.append(f"outputs: {len(inputs - outputs)} missing, {len(outputs - inputs)} too many")
+        problems.append(f"outputs: {len(inputs - outputs)} missing, {len(outputs - inputs)} too many")
     if not verdict.kept:
-        complaints.append(str(verdict))
-    assert not complaints, "\n".join(complaints)
+        problems.append(str(verdict))
+    assert not problems, "\n".join(problems)
 
 
 async def all_there(broker: Broker, writer: Writer) -> bool:

@@ -1,4 +1,4 @@
-"""A thousand streams in each of several processes that are killed, stopped and cut off: the ledger is even in the end.
+"""A thousand streams in each of several processes that are killed, stopped and cut off: the ledger stays balanced.
 
 On a real redis-server; with ``TRIALS`` on our own server and on a cluster of three as well.
 """
@@ -27,7 +27,7 @@ TRIALS = int(os.environ.get("TRIALS", "2"))
 MANY = 1_000
 """Streams of each worker."""
 HELD = 200
-"""Messages that a worker may hold of all of them together: what one silence of it can explain."""
+"""Messages that a worker may have in flight over all streams: more cannot be claimed after one pause of it."""
 TOPICS = [f"{TOPIC}-{number}" for number in range(MANY)]
 PLACES = ["redis", *(pytest.param(place, marks=pytest.mark.at_length) for place in ("server", "cluster"))]
 
@@ -35,14 +35,14 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300 + 120 * TRIALS)]
 
 
 class Place:
-    """Where the streams are: its URL, and the servers behind that."""
+    """Where the streams are: a URL and its servers."""
 
     def __init__(self, url: str, nodes: list[Any]) -> None:
         self.url = url
         self._nodes = nodes
 
     def cut_all(self) -> int:
-        """Every server hangs up on everybody."""
+        """Every server closes all its client connections."""
         return sum(ask(node, "CLIENT", "KILL", "TYPE", "normal") for node in self._nodes)
 
 
@@ -79,13 +79,13 @@ async def test_workers_of_many_streams_are_killed_stopped_and_cut_off(
             crew.look_after()
             return all(await asyncio.gather(*(settled(broker, topic) for topic in TOPICS)))
 
-        # The first delivery, and one for each of the nine faults below: more would be charged for nothing.
+        # The first delivery, and one for each of the nine faults below: more would be counted without a cause.
         crew = hire(3, url=place.url, topics=MANY, claim_interval_ms=400, max_deliveries=10, process_max_in_flight=HELD)
         await send_some(300)
-        await eventually(crew.somebody_at_work, what="somebody at work", timeout_s=120)
+        await eventually(crew.any_at_work, what="a worker at work", timeout_s=120)
         for _ in range(3):
             crew.look_after()
-            crew.kill(chance.choice(crew.somebody_at_work() or crew.processes))
+            crew.kill(chance.choice(crew.any_at_work() or crew.processes))
             crew.hire()
             await send_some(100)
             cuts += await asyncio.to_thread(place.cut_all)

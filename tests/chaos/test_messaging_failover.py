@@ -1,7 +1,8 @@
 """Messaging through a Sentinel failover: the primary is killed under load and the replica takes over.
 
-Nothing is lost that was answered with replicated durability. With plain asynchronous replication what the replica never
-had is gone, as the docs say; whatever the new primary has is there once, and is handled. Nothing is restarted for it.
+No write that was confirmed with replicated durability is lost. With plain asynchronous replication, writes that the
+replica never received are lost, as the docs say; the new primary's messages are stored once and handled. No client is
+restarted for it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 
 class Sender:
-    """Publishes from several tasks until it is told to stop; remembers what was answered."""
+    """Publishes from several tasks until ``stop``; records which messages were confirmed."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -60,7 +61,7 @@ class Sender:
 
 
 def replicated_to(server: RedisProcess, fact: str) -> int:
-    """How far the server is in the history that primary and replica share."""
+    """The server's offset in the replication history that primary and replica share."""
     lines = ask(server, "INFO", "replication").decode().splitlines()
     return int(dict(line.split(":", 1) for line in lines if ":" in line)[fact])
 
@@ -72,7 +73,7 @@ async def tokens_in(broker: Broker) -> Counter[str]:
 @pytest.mark.parametrize(
     "durability", [None, replicated(1, timeout_ms=500)], ids=["asynchronous replication", "replicated(1)"]
 )
-async def test_publisher_and_subscriber_go_on_through_a_failover(
+async def test_publisher_and_subscriber_continue_after_a_failover(
     sentinel: SentinelSetup, tmp_path: Path, durability: Durability | None
 ) -> None:
     seed = int(os.environ.get("SEED", "0")) or random.randrange(10**6)
@@ -109,9 +110,9 @@ async def test_publisher_and_subscriber_go_on_through_a_failover(
             await asyncio.to_thread(sentinel.failover)
             ledger.outage()
             if durability is not None:
-                # Nobody confirms what the new primary stores, until the old one is back as its replica. Not before the
-                # writers have found the new one: for some seconds, until the sentinels notice, the old one is a
-                # primary too, and empty.
+                # The new primary's writes are confirmed only when the old one is back as its replica. It restarts after
+                # the writers have found the new one: until the sentinels notice, for some seconds, the old one is
+                # an empty primary.
                 unconfirmed = sender.errors["DurabilityUnavailable"]
                 await eventually(
                     lambda: sender.errors["DurabilityUnavailable"] > unconfirmed + 4, what="writes there", timeout_s=60
@@ -138,7 +139,7 @@ async def test_publisher_and_subscriber_go_on_through_a_failover(
     gone = sender.answered - stored.keys()
     print(f"answered {len(sender.answered)}, stored {len(stored)}, gone {len(gone)}, errors {dict(sender.errors)}")
     ledger.sent(*stored)
-    # What the old primary handed out and the new one never had was handled; nobody may call that invented.
+    # Messages that the old primary delivered and the new one never had were handled: they are not inventions.
     ledger.sent(*(gone & {line.token for line in ledger.lines() if line.event == "started"}))
     verdict = ledger.verdict()
     print(verdict)

@@ -1,5 +1,5 @@
-"""Messaging under fire. Every run ends with the ledger's verdict: nothing lost, nothing handled twice at the same time,
-and again only where the contract says so. Each harness is shown to fail on a planted fault.
+"""Messaging with faults. Every run ends with the ledger's verdict: no message is lost or handled twice at the same
+time, and handled again only where the contract allows it. Each harness is shown to fail on a planted fault.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class Sending:
         try:
             (group,) = await self._broker.group_info(TOPIC)
         except (MillstreamError, ValueError):
-            return self.sent  # nobody has come to work yet, or the server is away
+            return self.sent  # no worker has created the group yet, or the server is down
         return group.lag or 0
 
 
 async def finish(broker: Broker, ledger: HandlingLedger, crew: Crew, *, timeout_s: float = 60) -> Verdict:
-    """Waits until nothing is pending or unread, counts the buried, and lets the workers go."""
+    """Waits until nothing is pending or unread, counts the dead letters, and stops the workers."""
 
     async def all_settled() -> bool:
         crew.look_after()
@@ -127,39 +127,39 @@ async def killing_spree(
 
     def at_work_or_finished() -> bool:
         # On a busy machine everything may be handled before a new worker has started.
-        return bool(crew.somebody_at_work()) or (sending.done() and not ledger.missing())
+        return bool(crew.any_at_work()) or (sending.done() and not ledger.missing())
 
     for _ in range(4):
         await eventually(at_work_or_finished, what="a worker to start a handler", timeout_s=60)
         await asyncio.sleep(chance.random() * 0.3)
         crew.look_after()
-        crew.kill(chance.choice(crew.somebody_at_work() or crew.processes))
+        crew.kill(chance.choice(crew.any_at_work() or crew.processes))
         crew.hire()
     await sending
     return await finish(broker, ledger, crew)
 
 
-async def test_workers_are_killed(
+async def test_killed_workers_lose_no_message(
     url: str, broker: Broker, ledger: HandlingLedger, hire: Any, chance: random.Random
 ) -> None:
     verdict = await killing_spree(broker, ledger, hire(3, url=url), chance, work(chance, 400))
 
     assert verdict.kept, str(verdict)
-    assert not verdict.dead_lettered, "nobody was charged for a neighbour's death"
+    assert not verdict.dead_lettered, "no delivery was counted for a message because another one killed the worker"
     assert verdict.done >= 408
 
 
 async def test_the_harness_notices_an_acknowledgement_that_comes_too_early(
     redis_broker: Broker, ledger: HandlingLedger, hire: Any
 ) -> None:
-    # Enough work that somebody is at it at every kill, however slow the machine is.
+    # Enough work that a handler runs at every kill, also on a slow machine.
     crew = hire(3, ack_policy="ack_first", max_in_flight=2, slow_s=0.05)
     verdict = await killing_spree(redis_broker, ledger, crew, random.Random(1), work(random.Random(1), 400))
 
     assert verdict.lost, "planted: acknowledged before it was handled"
 
 
-async def test_one_killer_among_a_hundred(redis_broker: Broker, ledger: HandlingLedger, hire: Any) -> None:
+async def test_one_poison_message_among_a_hundred(redis_broker: Broker, ledger: HandlingLedger, hire: Any) -> None:
     tokens = [f"job:{n}" for n in range(99)]
     tokens.insert(40, "killer:1")
     await send(redis_broker, ledger, tokens)
@@ -175,7 +175,7 @@ async def test_one_killer_among_a_hundred(redis_broker: Broker, ledger: Handling
 # --- stopped ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_worker_is_stopped_past_the_claim_time(
+async def test_worker_stopped_for_longer_than_the_claim_time(
     url: str, broker: Broker, ledger: HandlingLedger, hire: Any, chance: random.Random
 ) -> None:
     crew = hire(2, url=url, slow_s=0.05)
@@ -192,7 +192,7 @@ async def test_a_worker_is_stopped_past_the_claim_time(
 
 
 async def stop_in_the_middle(ledger: HandlingLedger, victim: subprocess.Popen[bytes]) -> None:
-    """Stops it while a handler is at work, until somebody else has begun with the same message."""
+    """Stops it while its handler runs, until another worker has started the same message."""
     while True:
         ledger.stopped(victim.pid)
         victim.send_signal(signal.SIGSTOP)
@@ -208,7 +208,7 @@ async def stop_in_the_middle(ledger: HandlingLedger, victim: subprocess.Popen[by
 
 
 def in_the_middle(ledger: HandlingLedger, pid: int) -> set[str]:
-    """What that process has begun with, and not ended."""
+    """Messages that the process has started and not finished."""
     its = [line for line in ledger.lines() if line.pid == pid]
     ended = {line.token for line in its if line.event == "done"}
     return {line.token for line in its if line.event == "started"} - ended
@@ -223,7 +223,7 @@ def begun_since(ledger: HandlingLedger, tokens: set[str], since: float) -> bool:
 
 @pytest.fixture(params=PLACES)
 def keeping(request: pytest.FixtureRequest) -> Iterator[tuple[str, RedisProcess]]:
-    """A server that has everything on disk, or a cluster of three: its URL, and who has the topic."""
+    """A server that syncs every write to disk, or a cluster of three: its URL, and the server with the topic."""
     if request.param == "redis":
         with RedisProcess(ON_DISK) as server:
             yield server.url, server
@@ -232,7 +232,7 @@ def keeping(request: pytest.FixtureRequest) -> Iterator[tuple[str, RedisProcess]
         yield cluster.url, cluster.owner(slot_of(TOPIC.encode()))
 
 
-async def test_redis_is_killed_and_restarted(
+async def test_killed_and_restarted_redis_loses_no_message(
     keeping: tuple[str, RedisProcess], ledger: HandlingLedger, hire: Any, chance: random.Random
 ) -> None:
     url, server = keeping
@@ -302,7 +302,7 @@ async def cut_run(servers: Servers, ledger: HandlingLedger, seed: int, *, plante
 
 
 async def add_until_answered(broker: Broker, token: str) -> None:
-    """The planted fault: what everybody writes first, a retry without a marker."""
+    """The planted fault: a simple retry without a marker."""
     while True:
         try:
             await broker.xadd(TOPIC, codec("flat").encode(Message(token.encode())))
@@ -311,7 +311,7 @@ async def add_until_answered(broker: Broker, token: str) -> None:
         return
 
 
-async def test_connections_are_cut_in_mid_reply(
+async def test_connections_cut_in_mid_reply_lose_nothing(
     servers: Servers, ledger: HandlingLedger, chance: random.Random
 ) -> None:
     stored = await cut_run(servers, ledger, chance.randrange(10**6))

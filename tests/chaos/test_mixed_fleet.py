@@ -49,7 +49,7 @@ def go_member(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def go_process(program: Path, server: RedisProcess, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A member in Go that has joined. Ends it as SIGKILL does: no word to anybody."""
+    """A member in Go that has joined. It is ended by SIGKILL, so it reports nothing."""
     process = await asyncio.create_subprocess_exec(
         *(str(program), f"127.0.0.1:{server.port}", "mixed"),
         env={**os.environ, "POD_NAME": name},
@@ -69,7 +69,7 @@ async def go_process(program: Path, server: RedisProcess, name: str) -> AsyncIte
 
 
 async def holders(broker: Broker) -> dict[str, set[str]]:
-    """Each announced stream, and whoever holds a lock of it, under any of its announcements."""
+    """Each announced stream, and the owners of its locks, under any of its announcements."""
     found: dict[str, set[str]] = {}
     for entry in await broker.xrange("mixed-input"):
         stream = Announcement.parse(entry.fields).stream

@@ -1,7 +1,7 @@
 """Primaries change and slots move, again and again, under publishers, subscribers, members and a Spark copy.
 
-What was confirmed with the durability that the topology can keep is there afterwards, once, and was handled. Nobody is
-told an error that asking again could have mended.
+Each write that was confirmed with the durability of the topology is stored once afterwards, and was handled. No caller
+receives an error that a retry would have resolved.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def run(
     durability: Durability | None,
     spark: bool,
 ) -> dict[str, Any]:
-    """Everything at work while ``shake`` is called again and again; then the account."""
+    """Runs all writers and readers while ``shake`` is called again and again; then returns the account."""
     ledger_directory = directory / "ledger"
     async with open_broker(url, deadline_ms=20_000) as broker, open_broker(url) as other, open_broker(url) as steady:
         some = writers(broker, durability)
@@ -115,9 +115,9 @@ async def run(
                 writing = [asyncio.create_task(writer.run()) for writer in some]
                 async with members.at_work(steady):
                     for number in range(TIMES):
-                        await everybody_goes_on(some)
+                        await all_continue(some)
                         await asyncio.to_thread(shake, number)
-                    await everybody_goes_on(some)
+                    await all_continue(some)
                     for writer in some:
                         writer.stop()
                     await asyncio.gather(*writing)
@@ -153,7 +153,7 @@ async def copied(broker: Broker, driver: Driver) -> None:
     await eventually(all_there, what="the copy", timeout_s=180)
 
 
-async def everybody_goes_on(some: list[Writer]) -> None:
+async def all_continue(some: list[Writer]) -> None:
     before = [writer.answered for writer in some]
 
     def waiting() -> list[str]:
@@ -201,7 +201,7 @@ async def account(broker: Broker, some: list[Writer], members: Members, stored: 
         found["twice"] += len(balance.duplicated)
         found["foreign"] += writer.foreign
         for error in (*writer.refused, *(() if writer.repeats else writer.passing)):
-            # Stored, and not confirmed by so many replicas in time: the caller is told so, which is the promise.
+            # Stored, but not confirmed by enough replicas in time: the caller receives that error, as promised.
             if isinstance(error, DurabilityUnavailable):
                 found["unconfirmed"] += 1
             else:
@@ -236,14 +236,14 @@ async def test_planned_failovers_with_two_replicas_lose_nothing_that_both_have_c
     judge(found)
 
 
-async def test_slots_that_move_to_a_node_without_our_scripts_cost_nobody_anything(tmp_path: Path) -> None:
+async def test_slots_moved_to_a_node_without_our_scripts_lose_nothing(tmp_path: Path) -> None:
     chance = random.Random(int(os.environ.get("SEED", "0")) or None)
     with ClusterSetup() as setup:
         fresh = setup.add_node()
         homes: dict[int, RedisProcess] = {}
 
         def reshard(number: int) -> None:
-            """Every stream's slot to the node that knows nothing, or back to its first owner, which has forgotten."""
+            """Moves every stream's slot to the node without scripts, or back to its first owner, without scripts."""
             for kind in (PublisherWriter.kind, OnceWriter.kind, UniqueWriter.kind, LaterWriter.kind, COPIED):
                 slot = slot_of(kind.encode())
                 target = fresh if number % 2 == 0 else homes[slot]
@@ -258,5 +258,5 @@ async def test_slots_that_move_to_a_node_without_our_scripts_cost_nobody_anythin
 
 
 def pause(chance: random.Random) -> None:
-    """Long enough for everybody to meet a slot whose keys are on two nodes."""
+    """Long enough for every client to reach a slot whose keys are on two nodes."""
     time.sleep(chance.random() * 0.1)

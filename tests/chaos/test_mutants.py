@@ -1,4 +1,4 @@
-"""Chaos judges itself: faults are planted into a copy of the sources, and the tests that must notice them do."""
+"""Tests of the tests: each fault that is planted into a copy of the sources makes one of the named tests fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_planted_fault_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
 
 
 def run_tests(mutant: Mutant, source: Path) -> str:
-    """Their output. The copy is found before the sources, by whatever the tests start, too."""
+    """Runs the tests and returns their output. They and the processes that they start import the copy."""
     environment = {**os.environ, "PYTHONPATH": str(source), "TRIALS": "2", "PYTHONDONTWRITEBYTECODE": "1"}
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.noticed_by]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)

@@ -1,7 +1,7 @@
-"""Members that lose their server for longer than others wait before they take over, and lose it again as it comes back.
+"""Members lose their server for longer than the claim time, and lose it again while they recover.
 
-So answers are lost of everything that they do then: reading, taking over, counting, giving signs of life, settling. In
-the end nothing may be left with anybody, and every member must be able to take over once more.
+So replies are lost of everything that they do then: reads, claims, counts, heartbeats, outcomes. In the end nothing may
+stay pending or in flight, and every member must still be able to claim entries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRIALS = int(os.environ.get("TRIALS", "1"))
 STRIKES = 12 if TRIALS > 1 else 4
 MEMBERS = 3
 CLAIM_MS = 600
-"""After which others take over: an outage is shorter, or twice as long."""
+"""After this time others claim entries: an outage is shorter, or twice as long."""
 KINDS: dict[str, dict[str, Any]] = {
     "outputs": {"publish_to": "out"},
     "acknowledged": {},
@@ -41,11 +41,11 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
 class Members:
-    """Routers in this process, each with a way of its own to the server; on a cluster, to each of its nodes."""
+    """Routers in this process, each with a proxy of its own to the server; on a cluster, to each of its nodes."""
 
     def __init__(self, kind: str, chance: random.Random) -> None:
         self.handled: Counter[bytes] = Counter()
-        self.told: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
         self._options = KINDS[kind]
         self._chance = chance
         self._ways: list[list[CuttingProxy]] = []
@@ -66,7 +66,7 @@ class Members:
             await self._members.enter_async_context(router)
 
     def _observe(self, name: str, /, **_: Any) -> None:
-        self.told[name] += 1
+        self.events[name] += 1
 
     async def _handle(self, message: Message) -> Message | None:
         self.handled[message.payload] += 1
@@ -74,8 +74,8 @@ class Members:
         return Message(message.payload) if "publish_to" in self._options else None
 
     async def strike(self) -> None:
-        """Everybody, or one of them, is cut off for a while, and mostly once more in the middle of coming back; on a
-        cluster from all of it, or from one node."""
+        """Disconnects all members, or one of them, for a while, and mostly once more while they recover; on a cluster
+        from all nodes, or from one."""
         ways = self._ways if self._chance.random() < 0.7 else [self._chance.choice(self._ways)]
         nodes = range(len(self._ways[0]))
         cut = nodes if self._chance.random() < 0.5 else [self._chance.choice(nodes)]
@@ -98,7 +98,7 @@ class Members:
 
 @pytest.mark.parametrize(("servers", "kind"), COLUMNS, indirect=["servers"])
 @pytest.mark.parametrize("trial", range(TRIALS))
-async def test_nothing_is_left_with_anybody_after_outages(trial: int, servers: Servers, kind: str) -> None:
+async def test_nothing_stays_pending_or_in_flight_after_outages(trial: int, servers: Servers, kind: str) -> None:
     seed = int(os.environ.get("SEED", "0")) or random.randrange(10**6)
     print(f"SEED={seed}")
     chance = random.Random(seed)
@@ -128,4 +128,4 @@ async def test_nothing_is_left_with_anybody_after_outages(trial: int, servers: S
     assert stored >= set(sent)
     assert set(members.handled) == stored, "every one, and nothing else"
     assert put_out == (stored if kind == "outputs" else set())
-    assert members.told["messaging.consumer_shared"] == 0, "each has a name of its own"
+    assert members.events["messaging.consumer_shared"] == 0, "each has a name of its own"

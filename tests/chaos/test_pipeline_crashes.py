@@ -1,4 +1,4 @@
-"""A pipeline is killed at random moments and started again: every row is in every sink, and none of them twice."""
+"""A pipeline is killed at random moments and restarted: each row is in each sink once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PLANS = {
 
 
 def balance(client: redis.Redis, streams: list[str]) -> tuple[int, int]:
-    """Rows that are missing, and rows that are there more than once."""
+    """Rows that are missing, and rows that are stored more than once."""
     ids = [fields[b"id"] for stream in streams for _, fields in client.xrange(stream)]
     times = Counter(ids)
     wanted = {b"generator-42:%d" % n for n in range(ROWS)}
@@ -58,7 +58,7 @@ at_length = pytest.mark.skipif(TRIALS < 5, reason="one plan of each kind with fe
 
 
 @pytest.mark.parametrize("kind", ["in order", pytest.param("shuffled", marks=at_length)])
-def test_killed_at_random_moments(kind: str, tmp_path: Path) -> None:
+def test_pipeline_killed_at_random_moments_loses_and_duplicates_nothing(kind: str, tmp_path: Path) -> None:
     dice = random.Random(f"{SEED}-{kind}")
     print(f"\nSEED={SEED} TRIALS={TRIALS} {kind}")
     with RedisProcess() as server:
@@ -165,7 +165,7 @@ def windows_in(client: redis.Redis, stream: str) -> Found:
     ],
     ids=["deduplicate", "aggregate"],
 )
-def test_killed_with_state_in_its_memory(
+def test_pipeline_killed_with_state_in_memory_restores_it(
     processor: str,
     fill: Callable[[redis.Redis, random.Random], Found],
     found: Callable[[redis.Redis, str], Found],
@@ -213,7 +213,7 @@ def test_killed_with_state_in_its_memory(
             assert (lost, doubled) == (Counter(), Counter())
 
 
-def test_the_ledger_sees_what_it_is_for(tmp_path: Path) -> None:
+def test_ledger_finds_planted_losses_and_duplicates(tmp_path: Path) -> None:
     """A planted fault: rows written twice and rows left out are found."""
     with RedisProcess() as server:
         client = redis.Redis(port=server.port)

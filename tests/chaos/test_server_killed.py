@@ -1,4 +1,4 @@
-"""The server is killed in the middle of writes, again and again: what was answered is there, no stream is broken."""
+"""The server is killed during writes, again and again: each confirmed write is stored, and no stream is corrupt."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Ledger:
         self.pairs: dict[bytes, int] = {}
         self.acked: dict[bytes, set[bytes]] = {}
         self.delivered: dict[bytes, set[bytes]] = {}
-        self.unheard = 0
+        self.unanswered = 0
 
     def note(self, writer: Writer) -> None:
         assert writer.fault is None, writer.fault
@@ -114,7 +114,7 @@ class Ledger:
             assert [value for value in found if value in answered] == values, (
                 "the order of answers is not the order stored"
             )
-            self.unheard += len(stored - answered)
+            self.unanswered += len(stored - answered)
             self.added[stream] = found
             assert [entry[0] for entry in entries] == sorted((entry[0] for entry in entries), key=_number)
             assert ask(b"XLEN", stream) == len(entries)
@@ -129,7 +129,7 @@ class Ledger:
         held = {entry_id for entry_id, *_ in pending}
         assert not held & self.acked[stream], "an answered acknowledgement is lost"
         lost = self.delivered[stream] - self.acked[stream] - held
-        # A read that was answered is pending still, or was acknowledged by an XACK whose answer nobody heard.
+        # An entry of an answered read is still pending, or was acknowledged by an XACK whose reply was lost.
         assert len(lost) <= 1, f"{len(lost)} deliveries are forgotten"
         for entry_id in lost:
             self.acked[stream].add(entry_id)
@@ -147,7 +147,7 @@ def _number(entry_id: bytes) -> tuple[int, int]:
 def test_nothing_that_was_answered_is_lost_when_the_server_is_killed(tmp_path, policy):
     ledger = kill_again_and_again(["--dir", tmp_path / "data", "--appendfsync", policy], TRIALS)
     there = sum(map(len, ledger.added.values()))
-    print(f"{policy}: {TRIALS} kills, {there} entries there, {ledger.unheard} of them never answered, 0 lost")
+    print(f"{policy}: {TRIALS} kills, {there} entries there, {ledger.unanswered} of them never answered, 0 lost")
     assert there > 0
 
 
@@ -164,7 +164,7 @@ Journal.append = append
 
 
 @pytest.mark.chaos
-def test_this_harness_notices_a_server_that_answers_before_it_writes(tmp_path):
+def test_harness_notices_a_server_that_replies_before_it_writes(tmp_path):
     # Which of the unwritten answers is missed first (an entry, an acknowledgement, a delivery, half a pair) is chance.
     with pytest.raises(AssertionError, match=r"lost|forgotten|half a transaction"):
         kill_again_and_again(["--dir", tmp_path / "data"], 3, planted=ANSWERS_TOO_EARLY)

@@ -99,7 +99,7 @@ def length(url: str) -> int:
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))
-def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(trial: int, redis_url, drivers, tmp_path):
+def test_driver_killed_at_random_moments_loses_and_duplicates_nothing(trial: int, redis_url, drivers, tmp_path):
     chance = random.Random(f"{SEED}-{trial}")
     print(f"SEED={SEED} trial={trial}")
     fill(redis_url)
@@ -136,7 +136,7 @@ def test_a_driver_killed_between_the_sinks_write_and_sparks_commit(delivery, dou
 
 
 @pytest.mark.at_length
-def test_two_drivers_on_one_checkpoint(redis_url, drivers, tmp_path):
+def test_two_drivers_on_one_checkpoint_duplicate_nothing(redis_url, drivers, tmp_path):
     fill(redis_url)
     asked = {"url": redis_url, "source": SOURCE, "checkpoint": str(tmp_path / "c"), "sink": {"stream": "out"}}
     rivals = [drivers("copy", **asked) for _ in range(2)]
@@ -159,7 +159,7 @@ def test_redis_killed_and_loading_while_a_query_runs(drivers, tmp_path):
             mark = length(server.url) + chance.randrange(1, ROWS // (2 * TRIALS))
             wait_until(lambda mark=mark: length(server.url) >= mark, what=f"{mark} rows", timeout_s=120)
             server.kill()
-            server.restart_loading()  # driver and tasks are told LOADING when they come back
+            server.restart_loading()  # driver and tasks get LOADING when they reconnect
             server.loaded()
         driver.finish()
         assert balance(server.url) == (0, 0), f"(lost, doubled), SEED={SEED}"
@@ -180,7 +180,7 @@ def with_fault(drivers: Any, url: str, fault: str, **sink: str) -> tuple[str, tu
 
 
 @pytest.mark.parametrize("fault", ["flaky", pytest.param("rivals", marks=pytest.mark.at_length), "worker_killed"])
-def test_tasks_that_die_hang_or_are_repeated_add_every_row_once(fault: str, redis_url, drivers):
+def test_tasks_that_die_hang_or_are_repeated_add_each_row_once(fault: str, redis_url, drivers):
     said, found = with_fault(drivers, redis_url, fault, txnAppId="job", txnVersion="1")
     assert found == (0, 0), f"(lost, doubled), SEED={SEED}"
     if fault == "worker_killed":
@@ -189,7 +189,7 @@ def test_tasks_that_die_hang_or_are_repeated_add_every_row_once(fault: str, redi
 
 @planted
 @pytest.mark.parametrize("fault", ["flaky", "rivals"])
-def test_the_same_faults_double_rows_where_no_marker_is_and_the_count_sees_it(fault: str, redis_url, drivers):
+def test_same_faults_duplicate_rows_without_a_marker(fault: str, redis_url, drivers):
     _, (lost, doubled) = with_fault(drivers, redis_url, fault, delivery="at_least_once")
     assert lost == 0
     assert doubled > 0

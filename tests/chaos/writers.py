@@ -1,8 +1,8 @@
-"""Everything that writes, each as one class: what it was asked to store, what it was told is stored, what is there.
+"""The components that write, one class each: what each sent, what was confirmed, and what is stored.
 
-A writer notes tokens in the ledger before a call and after its answer. Where the contract lets a caller repeat a call
-that failed (``append_once``, an idempotency key), it repeats it, with the very same rows; elsewhere it goes on with
-others. Whatever is raised that is no MillstreamError is a fault of ours, and is kept.
+A writer records tokens in the ledger before a call and after its reply. If the contract lets a caller repeat a failed
+call (``append_once``, an idempotency key), the writer repeats it with the same rows; otherwise it continues with other
+rows. An exception that is not a MillstreamError is a defect of ours, and is recorded.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def published(entries: Sequence[dict[bytes, bytes]]) -> list[str]:
 
 
 class Writer(ABC):
-    """Writes batches of tokens to a stream of its own until it is told to stop."""
+    """Writes batches of tokens to a stream of its own until ``stop``."""
 
     kind: ClassVar[str]
     repeats: ClassVar[bool] = False
-    """Whether a call that failed may be made again: then it is, with the same rows, until it is answered."""
+    """Whether a failed call may be repeated: then it is, with the same rows, until it succeeds."""
     tasks: ClassVar[int] = 1
     batch: ClassVar[int] = 5
 
@@ -51,9 +51,9 @@ class Writer(ABC):
         self.ledger = DeliveryLedger()
         self.errors: Counter[str] = Counter()
         self.refused: list[MillstreamError] = []
-        """What the broker raised that asking again could not mend."""
+        """Permanent errors that the broker raised."""
         self.passing: list[MillstreamError] = []
-        """What it raised although asking again may help: its deadline was over, or the call may not be repeated."""
+        """Transient errors that it raised: the deadline had passed, or the call may not be repeated."""
         self.foreign: list[BaseException] = []
         self._numbers = count()
         self._stop = False
@@ -69,7 +69,7 @@ class Writer(ABC):
         """Ends what the calls share."""
 
     async def run(self) -> None:
-        """Until ``stop``. ``close`` it when what it wrote was looked at: somebody has to move what is delayed."""
+        """Until ``stop``. Call ``close`` after its entries were checked: until then it moves delayed messages."""
         self.open()
         await asyncio.gather(*(self._go_on() for _ in range(self.tasks)))
 
@@ -87,7 +87,7 @@ class Writer(ABC):
                 await self.write(tokens)
             except MillstreamError as error:
                 self.errors[type(error).__name__] += 1
-                # Stored, but not on so many replicas yet: given again, the rows are not stored again but waited for.
+                # Stored, but not on enough replicas yet: the repeated call stores nothing and waits for the replicas.
                 if not error.retryable and not (self.repeats and isinstance(error, DurabilityUnavailable)):
                     self.refused.append(error)
                     return False
@@ -108,7 +108,7 @@ class Writer(ABC):
         self._stop = True
 
     async def stored(self, broker: Broker) -> list[str]:
-        """The tokens that its stream holds, read over a connection that nobody broke."""
+        """The tokens that its stream holds, read over a connection without faults."""
         return [entry.fields[FIELD].decode() for entry in await broker.xrange(self.stream)]
 
     @property
@@ -125,7 +125,7 @@ def rows(tokens: list[str]) -> list[dict[str, str]]:
 
 
 class PublisherWriter(Writer):
-    """Several tasks share one publisher, so that batches gather behind each other."""
+    """Several tasks share one publisher, so that the next batch fills while one is in flight."""
 
     kind = "publisher"
     tasks = 16
@@ -152,8 +152,8 @@ class PublisherWriter(Writer):
         entries = await broker.xrange(self.stream)
         tokens = published([entry.fields for entry in entries])
         for token, entry in zip(tokens, entries, strict=True):
-            told = self.ids.get(token)
-            assert told is None or told == entry.id, f"{token} was said to be {told}, and is {entry.id}"
+            confirmed = self.ids.get(token)
+            assert confirmed in (None, entry.id), f"{token} was confirmed as {confirmed}, and is {entry.id}"
         return tokens
 
 
@@ -171,7 +171,7 @@ class UniqueWriter(PublisherWriter):
 
 
 class LaterWriter(PublisherWriter):
-    """Publishes with a delay: what was confirmed arrives, later."""
+    """Publishes with a delay: each confirmed message is stored later."""
 
     kind = "delays"
     batch = 5
@@ -211,7 +211,7 @@ class AppendOnceWriter(Writer):
 
 
 class XaddWriter(Writer):
-    """One XADD at a time, never repeated by anybody: what was confirmed is there once."""
+    """One XADD at a time, never repeated: each confirmed entry is stored once."""
 
     kind = "xadd"
     batch = 1
@@ -241,7 +241,7 @@ class BatchWriter(Writer):
 
 
 class BlockingOnceWriter(Writer):
-    """The same as ``once_writer`` over the link for threads, which Spark's tasks use."""
+    """The same as ``once_writer`` over the blocking transport, which Spark's tasks use."""
 
     kind = "blocking_once"
     repeats = True
@@ -256,7 +256,7 @@ class BlockingOnceWriter(Writer):
 
 
 class SparkSinkWriter(BlockingOnceWriter):
-    """What a task of Spark's sink does with the rows of a batch: native appends in a transaction behind a gate."""
+    """What a task of Spark's sink does with the rows of a batch: fenced native appends in one transaction."""
 
     kind = "spark sink"
 

@@ -1,6 +1,6 @@
-"""What the pages say is what the code does: limits, options, commands, records, figures, extras, metrics.
+"""The pages agree with the code: limits, options, commands, records, figures, extras, metrics.
 
-A test for each class of claim, so that no single claim has to be remembered.
+There is a test for each kind of claim.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from millstream.spark.sink_options import SINK_OPTIONS
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from make_reference import commands, of_fleets, of_pipelines, of_services  # noqa: E402  # it stands beside the product, not in it
+from make_reference import commands, of_fleets, of_pipelines, of_services  # noqa: E402  # it is not part of the package
 from write_figures import MISSED  # noqa: E402
 
 OPTIONS_PAGE = "docs/reference/options.md"
@@ -42,7 +42,7 @@ MIB = 1024 * 1024
 
 
 def text_of(name: str) -> str:
-    """A page as one line: where a sentence is broken does not matter."""
+    """A page as one line, so that line breaks do not matter."""
     return " ".join((ROOT / name).read_text().split())
 
 
@@ -137,8 +137,8 @@ def test_each_spelling_of_a_concept_exists() -> None:
 
 def test_the_contract_says_which_settings_of_a_redis_py_client_are_taken() -> None:
     [row] = [row for row in rows_of("docs/contract.md", "## Where streams live") if row[0] == "a client of redis-py"]
-    told = set(re.findall(r"`([a-z_]+)`", row[1]))
-    assert told == {name for name in CLIENT_OPTIONS if not name.startswith("ssl_")} | {"ssl_"}, (
+    listed = set(re.findall(r"`([a-z_]+)`", row[1]))
+    assert listed == {name for name in CLIENT_OPTIONS if not name.startswith("ssl_")} | {"ssl_"}, (
         "ssl_ stands for all of them"
     )
 
@@ -167,7 +167,7 @@ FLAGS_OF_OTHERS = {
 
 
 def in_code(page: Path) -> str:
-    """What stands in code, in a line or in a block."""
+    """The code on a page, inline and in blocks."""
     text = page.read_text()
     blocks = re.findall(r"^```(?:bash|text|console)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))])
@@ -262,7 +262,7 @@ def imported() -> set[str]:
     return found
 
 
-def test_no_extra_brings_what_nobody_imports() -> None:
+def test_every_dependency_of_an_extra_is_imported() -> None:
     ours = imported()
     idle = [
         f"{extra}: {package}"
@@ -273,7 +273,7 @@ def test_no_extra_brings_what_nobody_imports() -> None:
     assert not idle
 
 
-def test_all_is_all_of_them() -> None:
+def test_extra_all_contains_every_other_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [everything] = project["optional-dependencies"]["all"]
     assert set(re.findall(r"[a-z]+", everything.partition("[")[2])) == extras().keys() - {"all"}

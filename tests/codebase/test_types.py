@@ -1,4 +1,4 @@
-"""What a type checker sees of the public names: mistakes are reported, and what is right is not."""
+"""A type checker reports wrong uses of the public names, and accepts correct ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WRONG = ROOT / "tests" / "types" / "wrong_uses.py"
 FAKE = ROOT / "tests" / "unit" / "messaging" / "counting_broker.py"
 
 
-def test_a_type_checker_reports_every_wrong_use_and_takes_a_broker_of_ones_own() -> None:
+def test_type_checker_reports_every_wrong_use_and_accepts_a_custom_broker() -> None:
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", WRONG, FAKE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     reported = re.findall(r"^(\S+?):(\d+): error: (.*)$", done.stdout, re.MULTILINE)

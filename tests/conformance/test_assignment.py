@@ -120,7 +120,7 @@ async def test_streams_announced_before_the_first_member_are_assigned(broker_url
     async with open_broker(broker_url) as broker:
         await AssignmentClient(broker, "svc", member="announcer").announce("early")
         async with member(broker_url, "a") as a:
-            await eventually(lambda: a.of(StreamAdded) == ["early"], what="it was handed out")
+            await eventually(lambda: a.of(StreamAdded) == ["early"], what="it is assigned")
 
 
 async def test_member_owns_nothing_before_the_first_announcement(broker_url: str) -> None:
@@ -128,7 +128,7 @@ async def test_member_owns_nothing_before_the_first_announcement(broker_url: str
         await eventually(lambda: a.client.ready, what="it has joined")
         assert a.notifications == []
         await a.client.announce("s")
-        await eventually(lambda: a.of(StreamAdded) == ["s"], what="it was handed out")
+        await eventually(lambda: a.of(StreamAdded) == ["s"], what="it is assigned")
 
 
 async def test_streams_of_a_crashed_member_are_taken_over(broker_url: str) -> None:
@@ -257,7 +257,7 @@ async def test_notifications_end_if_close_is_cancelled(broker_url: str) -> None:
         client = AssignmentClient(broker, "svc", member="a", settings=QUICK)
         reading = asyncio.create_task(drained(client))
         await eventually(lambda: client.ready, what="it has joined")
-        async with client._changes:  # like a step that waits for its server
+        async with client._changes:  # like an operation that waits for its server
             await eventually(lambda: bool(client._changes._waiters), what="another step waits for that one")
             closing = asyncio.create_task(client.close())
             await eventually(lambda: client._closed, what="it is being closed")
@@ -430,11 +430,11 @@ async def test_announcements_are_restored_after_flushall(broker_url: str) -> Non
         old = {**a.client.owned, **b.client.owned}
         await flush(broker_url)
 
-        def all_are_owned_anew() -> bool:
+        def all_are_owned_again() -> bool:
             now = {**a.client.owned, **b.client.owned}
             return now.keys() == old.keys() and all(now[stream] != old[stream] for stream in old)
 
-        await eventually(all_are_owned_anew, what="all are owned again, under new tokens")
+        await eventually(all_are_owned_again, what="all are owned again, under new tokens")
         await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 2, what="each owns two again")
         entries = await a.broker.xrange("svc-input")
         assert sorted(json.loads(entry.fields[b"lbs-input"])["Info"]["n"] for entry in entries) == [0, 1, 2, 3]

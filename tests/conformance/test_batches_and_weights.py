@@ -85,10 +85,10 @@ async def test_bad_message_costs_the_others_one_retry_and_is_dead_lettered_alone
         async with router:
             letters = DeadLetters(broker, "orders")
 
-            async def buried() -> bool:
+            async def dead_lettered() -> bool:
                 return await letters.count() == 2
 
-            await eventually(buried)
+            await eventually(dead_lettered)
             await settled(broker, "orders")
     assert done == {0: 1, 1: 1, 2: 1, 4: 1}
     assert {one.details.deliveries for one in await letters.list() if one.details} == {1, 3}
@@ -134,10 +134,10 @@ async def test_a_permanent_error_of_a_batch_dead_letters_only_the_bad_message(
         async with router:
             letters = DeadLetters(broker, "orders")
 
-            async def buried() -> bool:
+            async def dead_lettered() -> bool:
                 return await letters.count() > 0 and len(done) == 4
 
-            await eventually(buried)
+            await eventually(dead_lettered)
             await settled(broker, "orders")
     assert done == {0: 1, 1: 1, 2: 1, 4: 1}
     assert [letter.details.deliveries for letter in await letters.list() if letter.details] == [1]
@@ -209,7 +209,7 @@ async def test_topics_with_weights_share_the_starts(broker: Broker) -> None:
     @router.on({"jobs.bulk": 1, "jobs.urgent": 3}, group="g")
     async def work(message: Message) -> None:
         order.append(message.topic)
-        # The weights decide between those that wait when the turn is given away: here both do, while they have any.
+        # The weights decide between topics that wait for the same start: here both wait while they have messages.
         gate = router.routes()[0].gate
         assert gate is not None
         await eventually(
@@ -225,7 +225,7 @@ async def test_topics_with_weights_share_the_starts(broker: Broker) -> None:
             await settled(broker, "jobs.bulk")
     assert Counter(order) == {"jobs.bulk": 20, "jobs.urgent": 20}
     first = Counter(order[1:21])
-    assert first["jobs.urgent"] > first["jobs.bulk"] > 0, "the weights decide, and nobody waits for ever"
+    assert first["jobs.urgent"] > first["jobs.bulk"] > 0, "the weights decide, and no topic starves"
 
 
 @pytest.mark.parametrize("waits_for", ["free place", "rate limit", "circuit", "batch"])

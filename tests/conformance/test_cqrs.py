@@ -126,7 +126,7 @@ async def test_a_command_leads_to_an_event_under_the_same_correlation(broker: Br
     await events.close()
 
 
-async def test_dependencies_are_given_and_cleaned_up_before_the_acknowledgement(broker: Broker) -> None:
+async def test_dependencies_are_injected_and_cleaned_up_before_the_acknowledgement(broker: Broker) -> None:
     bus = CommandBus(broker, **QUICK)
     steps: list[str] = []
 
@@ -155,7 +155,7 @@ async def test_dependencies_are_given_and_cleaned_up_before_the_acknowledgement(
     assert steps == ["begin db", "rollback", "begin db", "commit"]
 
 
-async def test_what_is_no_command_is_buried_at_once_and_the_next_one_is_done(broker: Broker) -> None:
+async def test_entry_that_is_no_command_is_dead_lettered_at_once(broker: Broker) -> None:
     bus = CommandBus(broker, **QUICK)
     done: list[str] = []
 
@@ -168,7 +168,7 @@ async def test_what_is_no_command_is_buried_at_once_and_the_next_one_is_done(bro
         await bus.send(CreateUser(name="good"))
         await eventually(lambda: done == ["good"], what="the good one")
         letters = DeadLetters(broker, "command.CreateUser")
-        await eventually(letters.count, what="the bad one is buried")
+        await eventually(letters.count, what="the bad one to be dead-lettered")
     (letter,) = await letters.list()
     assert letter.details is not None
     assert letter.details.deliveries == 1
@@ -228,7 +228,7 @@ async def test_routers_are_included_with_their_middleware(broker: Broker) -> Non
     assert order == ["admin", "users", "create"]
 
 
-async def test_stand_ins_for_dependencies(broker: Broker) -> None:
+async def test_dependencies_can_be_replaced(broker: Broker) -> None:
     bus = CommandBus(broker, **QUICK)
     used: list[str] = []
 
@@ -310,7 +310,7 @@ class UserDeleted(BaseModel):
     name: str
 
 
-async def test_on_a_topic_that_event_types_share_a_handler_hears_of_its_own_type(broker: Broker) -> None:
+async def test_handler_on_a_topic_of_several_event_types_gets_its_own_type(broker: Broker) -> None:
     heard: list[tuple[str, str]] = []
     bus = EventBus(broker, service="crm", group_start="0", topic=lambda _: "users", **QUICK)
 
@@ -339,7 +339,7 @@ async def test_on_a_topic_that_event_types_share_a_handler_hears_of_its_own_type
     assert sorted(heard) == sorted([("welcome", f"c{n}") for n in range(5)] + [("farewell", f"d{n}") for n in range(5)])
 
 
-async def test_a_command_of_another_type_is_buried_and_not_acknowledged_undone(broker: Broker) -> None:
+async def test_command_of_another_type_is_dead_lettered(broker: Broker) -> None:
     bus = CommandBus(broker, topic=lambda _: "work", **QUICK)
 
     @bus.handler
@@ -348,7 +348,7 @@ async def test_a_command_of_another_type_is_buried_and_not_acknowledged_undone(b
     async with bus:
         await bus.send(DeleteUser(name="ann"))
         letters = DeadLetters(broker, "work")
-        await eventually(letters.count, what="it is buried")
+        await eventually(letters.count, what="it to be dead-lettered")
         assert "names the type DeleteUser" in (await letters.list())[0].details.error  # type: ignore[union-attr]
 
 

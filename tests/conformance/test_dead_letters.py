@@ -31,12 +31,12 @@ async def broker(broker_url: str) -> AsyncIterator[Broker]:
 
 @pytest.fixture
 async def letters(broker: Broker) -> DeadLetters:
-    """Of a stream whose group is there and has read everything: whoever failed can handle them again."""
+    """Dead letters of a stream whose group exists and has read everything: it can handle replayed messages."""
     await broker.create_group("orders", "billing", start="0")
     return DeadLetters(broker, "orders")
 
 
-async def bury(
+async def dead_letter(
     broker: Broker, number: int, error: str = "down", error_type: str = "OSError", stream: str = "orders"
 ) -> EntryId:
     details = DeadLetterDetails(
@@ -60,12 +60,12 @@ async def payloads(broker: Broker, stream: str = "orders") -> list[bytes]:
     return [entry.fields[b"payload"] for entry in await broker.xrange(stream)]
 
 
-# --- looking ----------------------------------------------------------------------------------------------------------
+# --- listing ----------------------------------------------------------------------------------------------------------
 
 
 async def test_list_shows_the_newest_first_with_the_reason(broker: Broker, letters: DeadLetters) -> None:
     for n in range(450):
-        await bury(broker, n)
+        await dead_letter(broker, n)
     assert await letters.count() == 450
     newest = await letters.list(limit=3)
     assert [letter.fields[b"payload"] for letter in newest] == [b"\x00449", b"\x00448", b"\x00447"]
@@ -76,11 +76,11 @@ async def test_list_shows_the_newest_first_with_the_reason(broker: Broker, lette
     assert await dead_letter_streams(broker) == ["{orders}.dlq"]
 
 
-async def test_selections(broker: Broker, letters: DeadLetters) -> None:
+async def test_selection_filters_dead_letters(broker: Broker, letters: DeadLetters) -> None:
     ids = [
-        await bury(broker, 0, "no route to host", "OSError"),
-        await bury(broker, 1, "bad JSON", "pydantic.ValidationError"),
-        await bury(broker, 2, "No Route for 7", "shop.RoutingError"),
+        await dead_letter(broker, 0, "no route to host", "OSError"),
+        await dead_letter(broker, 1, "bad JSON", "pydantic.ValidationError"),
+        await dead_letter(broker, 2, "No Route for 7", "shop.RoutingError"),
         await broker.xadd("{orders}.dlq", {"foreign": "entry"}),
     ]
 
@@ -98,8 +98,8 @@ async def test_selections(broker: Broker, letters: DeadLetters) -> None:
     assert await selected(after=ids[0], before=ids[3]) == [1, 2]
 
 
-async def test_show_has_all_of_it(broker: Broker, letters: DeadLetters) -> None:
-    id = await bury(broker, 7)
+async def test_show_returns_fields_and_details(broker: Broker, letters: DeadLetters) -> None:
+    id = await dead_letter(broker, 7)
     letter = await letters.show(str(id))
     assert letter.fields == {b"payload": b"\x007", b"uuid": b"u7"}
     assert letter.details is not None
@@ -112,8 +112,8 @@ async def test_show_has_all_of_it(broker: Broker, letters: DeadLetters) -> None:
 
 async def test_failures_that_are_alike_are_counted_together(broker: Broker, letters: DeadLetters) -> None:
     for n in range(5):
-        await bury(broker, n, f"order {n} of 0a1b2c3d-1111-2222-3333-444455556666 not found", "LookupError")
-    await bury(broker, 9, "order 1 not found", "OSError")
+        await dead_letter(broker, n, f"order {n} of 0a1b2c3d-1111-2222-3333-444455556666 not found", "LookupError")
+    await dead_letter(broker, 9, "order 1 not found", "OSError")
     first, second = await letters.by_error()
     assert (first.count, first.error_type, first.error) == (5, "LookupError", "order # of # not found")
     assert first.groups == {"billing"}
@@ -129,7 +129,7 @@ async def test_replay_sends_the_original_entries_in_order_and_removes_the_dead_l
     broker: Broker, letters: DeadLetters
 ) -> None:
     for n in range(450):
-        await bury(broker, n)
+        await dead_letter(broker, n)
     done = await letters.replay()
     assert (done.added, done.already, done.left, done.streams) == (450, 0, 0, {"orders": 450})
     assert await payloads(broker) == [b"\x00%d" % n for n in range(450)]
@@ -141,7 +141,7 @@ async def test_replay_sends_the_original_entries_in_order_and_removes_the_dead_l
 
 async def test_replay_to_another_stream_is_for_all_groups(broker: Broker, letters: DeadLetters) -> None:
     for n in range(4):
-        await bury(broker, n, error_type="OSError" if n % 2 else "ValueError")
+        await dead_letter(broker, n, error_type="OSError" if n % 2 else "ValueError")
     await broker.create_group("orders-again", "auditing", start="0")
     done = await letters.replay(Selection(error_type="OSError"), to="orders-again", every_group=True, limit=1)
     assert done.added == 1
@@ -153,7 +153,7 @@ async def test_replay_to_another_stream_is_for_all_groups(broker: Broker, letter
 
 async def test_a_dry_run_changes_nothing(broker: Broker, letters: DeadLetters) -> None:
     for n in range(3):
-        await bury(broker, n)
+        await dead_letter(broker, n)
     done = await letters.replay(limit=2, dry_run=True)
     assert (done.added, done.streams, done.dry_run) == (2, {"orders": 2}, True)
     assert await letters.count() == 3
@@ -162,7 +162,7 @@ async def test_a_dry_run_changes_nothing(broker: Broker, letters: DeadLetters) -
 
 async def test_dead_letters_without_an_origin_stay(broker: Broker, letters: DeadLetters) -> None:
     await broker.xadd("{orders}.dlq", {"foreign": "entry"})
-    await bury(broker, 1)
+    await dead_letter(broker, 1)
     done = await letters.replay()
     assert (done.added, done.left) == (1, 1)
     assert await letters.count() == 1
@@ -182,7 +182,7 @@ async def test_replay_keeps_its_rate(broker: Broker) -> None:
     await broker.create_group("orders", "billing", start="0")
     letters = DeadLetters(broker, "orders", sleep=sleep, now=lambda: at)
     for n in range(5):
-        await bury(broker, n)
+        await dead_letter(broker, n)
     await letters.replay(rate=10)
     assert waits == [0.1, 0.1, 0.1, 0.1]
     with pytest.raises(InvalidArgument, match="rate"):
@@ -221,10 +221,10 @@ async def test_a_replay_that_was_interrupted_anywhere_adds_nothing_twice(broker:
     print(f"SEED={seed}")
     dice = random.Random(seed)
     for n in range(30):
-        await bury(broker, n)
+        await dead_letter(broker, n)
 
     class Cut:
-        """Fails now and then, before or after the server has done it."""
+        """Fails at random, before or after the server has executed the command."""
 
         context = broker.context
 
@@ -277,10 +277,10 @@ async def test_only_the_group_that_failed_handles_a_replayed_message_again(broke
     async with router, Publisher(broker) as publisher:
         await publisher.publish("orders", Message(b"1"), Message(b"2"))
 
-        async def both_buried() -> bool:
+        async def both_dead_lettered() -> bool:
             return await letters.count() == 2 and len(handled) == 4
 
-        await eventually(both_buried, what="both are buried and shipped")
+        await eventually(both_dead_lettered, what="both are dead-lettered and shipped")
         (found,) = await letters.by_error()
         assert (found.count, found.error, found.groups) == (2, "no such customer #", {"billing"})
         broken = False
@@ -302,30 +302,30 @@ async def test_entry_replayed_to_another_stream_is_handled_by_every_group_there(
     handled: list[tuple[str, bytes]] = []
     router = Router(broker, **QUICK)
 
-    @router.on("repairs", group="mending")
-    async def mend(message: Message) -> None:
-        handled.append(("mend", message.payload))
+    @router.on("repairs", group="repairing")
+    async def repair(message: Message) -> None:
+        handled.append(("repair", message.payload))
 
     @router.on("repairs", group="counting")
     async def count(message: Message) -> None:
         handled.append(("count", message.payload))
 
-    await bury(broker, 1)
-    await bury(broker, 2)
+    await dead_letter(broker, 1)
+    await dead_letter(broker, 2)
     letters = DeadLetters(broker, "orders")
     async with router:
         await eventually(lambda: router.ready, what="both groups are there")
         done = await letters.replay(to="repairs")
         assert (done.added, done.without_handler, await letters.count()) == (2, {}, 0)
         await eventually(lambda: len(handled) >= 4, what="both groups handle both")
-    assert sorted(handled) == [("count", b"\x001"), ("count", b"\x002"), ("mend", b"\x001"), ("mend", b"\x002")]
+    assert sorted(handled) == [("count", b"\x001"), ("count", b"\x002"), ("repair", b"\x001"), ("repair", b"\x002")]
 
 
 @pytest.mark.parametrize("target", [None, "orders"], ids=["to where they came from", "to the same stream by name"])
 async def test_dead_letters_of_a_deleted_group_stay_until_a_group_is_named(broker: Broker, target: str | None) -> None:
-    """The group was renamed: nobody reads under the old name, and a letter for it would be passed over by all."""
-    await bury(broker, 1)
-    await bury(broker, 2)
+    """The group was renamed: no consumer reads under the old name, so every consumer would skip a replayed message."""
+    await dead_letter(broker, 1)
+    await dead_letter(broker, 2)
     await broker.create_group("orders", "billing-v2", start="0")
     letters = DeadLetters(broker, "orders")
     for dry_run in (True, False):
@@ -351,8 +351,8 @@ async def test_dead_letters_of_a_deleted_group_stay_until_a_group_is_named(broke
 
 @pytest.mark.parametrize("every_group", [False, True])
 async def test_dead_letters_stay_if_no_group_would_receive_them(broker: Broker, every_group: bool) -> None:
-    """A group that is made later may begin at the end: what was sent before it would be read by nobody."""
-    await bury(broker, 1)
+    """A group that is created later may begin at the end: no group would read messages that are replayed before."""
+    await dead_letter(broker, 1)
     await broker.xadd("{orders}.dlq", {"foreign": "entry"})
     letters = DeadLetters(broker, "orders")
     done = await letters.replay(to="nowhere", every_group=every_group)
@@ -364,11 +364,11 @@ async def test_dead_letters_stay_if_no_group_would_receive_them(broker: Broker, 
     assert (group.lag, await letters.count()) == (2, 0)
 
 
-async def test_a_mark_for_another_group_does_not_travel_on(broker: Broker) -> None:
-    """Buried again, or copied by hand: an old mark must not keep the group away for which it is meant now."""
+async def test_mark_for_another_group_is_dropped_on_replay(broker: Broker) -> None:
+    """After a second failure or a manual copy: an old mark must not exclude the group that the replay is for."""
     fields = {b"payload": b"x", b"replay.of": b"1-1", b"replay.group": b"shipping"}
     await broker.xadd("{orders}.dlq", fields)
-    await broker.create_group("repairs", "mending", start="0")
+    await broker.create_group("repairs", "repairing", start="0")
     assert (await DeadLetters(broker, "orders").replay(to="repairs")).added == 1
     (entry,) = await broker.xrange("repairs")
     assert entry.fields == {b"payload": b"x", b"replay.of": b"1-1"}
@@ -380,7 +380,7 @@ async def test_one_group_and_every_group_at_once_are_refused(broker: Broker) -> 
 
 
 @pytest.mark.parametrize("codec", ["flat", "raw"])
-async def test_a_replayed_message_is_as_it_was_and_no_duplicate_of_itself(broker: Broker, codec: str) -> None:
+async def test_replayed_message_is_unchanged_and_not_taken_for_a_duplicate(broker: Broker, codec: str) -> None:
     broken = True
     got: list[Message] = []
     router = Router(broker, codec=codec, **QUICK)
@@ -395,8 +395,8 @@ async def test_a_replayed_message_is_as_it_was_and_no_duplicate_of_itself(broker
     letters = DeadLetters(broker, "orders")
     async with router:
         await broker.xadd("orders", {"only": "field"})
-        for _ in range(2):  # twice: the second replay stands for the same entry still
-            await eventually(letters.count, what="it is buried")
+        for _ in range(2):  # twice: the second replay is of the same entry
+            await eventually(letters.count, what="it to be dead-lettered")
             broken = bool(_ == 0)
             assert (await letters.replay()).added == 1
         await eventually(lambda: got, what="it is handled")
@@ -418,20 +418,20 @@ async def test_message_that_fails_during_a_replay_stays_for_the_next_one(broker:
     async with router, Publisher(broker) as publisher:
         await publisher.publish("orders", *(Message(b"%d" % n) for n in range(10)))
 
-        async def buried() -> bool:
+        async def dead_lettered() -> bool:
             return await letters.count() == 10
 
-        await eventually(buried, what="all are buried")
+        await eventually(dead_lettered, what="all to be dead-lettered")
         assert (await letters.replay(rate=1e9)).added == 10
-        await eventually(buried, what="all are buried again")
+        await eventually(dead_lettered, what="all to be dead-lettered again")
 
 
 # --- purge ------------------------------------------------------------------------------------------------------------
 
 
-async def test_purge_throws_the_selected_ones_away(broker: Broker, letters: DeadLetters) -> None:
+async def test_purge_deletes_the_selected_dead_letters(broker: Broker, letters: DeadLetters) -> None:
     for n in range(10):
-        await bury(broker, n, error_type="OSError" if n < 4 else "ValueError")
+        await dead_letter(broker, n, error_type="OSError" if n < 4 else "ValueError")
     chosen = Selection(error_type="OSError")
     assert await letters.purge(chosen, dry_run=True) == 4
     assert await letters.count() == 10

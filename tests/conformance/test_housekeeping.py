@@ -392,7 +392,7 @@ async def test_one_worker_holds_the_lease_and_another_takes_it_when_it_expires(b
     assert await broker.xlen("orders") == 0
 
 
-async def test_a_worker_that_closes_hands_the_lease_on_at_once(broker: Broker) -> None:
+async def test_closing_worker_releases_the_lease_at_once(broker: Broker) -> None:
     await broker.create_group("orders", "a", start="0")
     routes = routes_of(broker, "a", delete_acked=True).routes()
     first, second = (Housekeeper(broker, routes, pace=FROZEN) for _ in range(2))

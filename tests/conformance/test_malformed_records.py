@@ -1,4 +1,4 @@
-"""Records that no member wrote cost the streams that they belong to, and not the whole service."""
+"""A malformed record affects the streams that it belongs to, and not the whole service."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from millstream.testing import eventually
 from millstream.wire.commands import Command
 
 
-async def test_operations_side_by_side_are_answered_each_for_itself(broker_url: str) -> None:
+async def test_operations_of_one_command_pipeline_get_their_own_replies(broker_url: str) -> None:
     async with open_broker(broker_url) as broker:
         context = broker.context
         await broker.set("no stream", "x")
@@ -25,7 +25,7 @@ async def test_operations_side_by_side_are_answered_each_for_itself(broker_url: 
             command_pipeline,
             [
                 streams.xadd(context, "a", {"n": 1}),
-                groups.xreadgroup(context, "a", "nobody", "c"),
+                groups.xreadgroup(context, "a", "no group", "c"),
                 streams.xlen(context, "no stream"),
                 groups.create_group(context, "a", "g", start="0"),
                 info.group_info(context, "a"),
@@ -37,7 +37,7 @@ async def test_operations_side_by_side_are_answered_each_for_itself(broker_url: 
         assert await broker.run(command_pipeline, []) == []
 
 
-async def test_one_stale_guard_fails_its_own_stream_alone(broker_url: str) -> None:
+async def test_stale_fencing_token_fails_only_its_own_stream(broker_url: str) -> None:
     async with open_broker(broker_url) as broker:
         held = {}
         for name in ("mine", "lost"):
@@ -56,7 +56,7 @@ async def test_one_stale_guard_fails_its_own_stream_alone(broker_url: str) -> No
         assert [(await broker.xpending(name, "g")).count for name in held] == [0, 1]
 
 
-async def test_a_wait_is_woken_as_if_its_time_were_over(broker_url: str) -> None:
+async def test_woken_blocking_read_returns_as_if_it_timed_out(broker_url: str) -> None:
     async with open_broker(broker_url) as broker:  # one slot: a read covers one
         for name in ("{w}a", "{w}b"):
             await broker.create_group(name, "g", start="0")
@@ -92,7 +92,7 @@ async def test_a_wait_is_woken_as_if_its_time_were_over(broker_url: str) -> None
         assert (await broker.xpending("{w}b", "g")).count == 1
 
 
-async def test_a_user_who_may_not_ask_for_numbers_is_told_none(redis_url: str) -> None:
+async def test_user_without_permission_for_client_id_gets_none(redis_url: str) -> None:
     host = redis_url.removeprefix("redis://")
     async with open_broker(redis_url) as broker:
         rule = (b"ACL", b"SETUSER", b"plain", b"on", b">secret", b"~*", b"+@all", b"-client|id")
@@ -109,17 +109,17 @@ async def test_a_user_who_may_not_ask_for_numbers_is_told_none(redis_url: str) -
 
 
 @pytest.mark.parametrize("broker_url", ["embedded"], indirect=True)
-async def test_whoever_ends_early_leaves_no_conversation_open(broker_url: str) -> None:
+async def test_early_end_leaves_no_operation_open(broker_url: str) -> None:
     closed: list[str] = []
 
-    def talk(name: str) -> Any:
+    def ping_twice(name: str) -> Any:
         try:
             yield Command((b"PING",))
             yield Command((b"PING",))
         finally:
             closed.append(name)
 
-    operation = command_pipeline(Broker.__new__(Broker), [talk("a"), talk("b")])  # type: ignore[arg-type]  # not looked at
+    operation = command_pipeline(Broker.__new__(Broker), [ping_twice("a"), ping_twice("b")])  # type: ignore[arg-type]  # not looked at
     next(operation)
     operation.close()
     assert closed == ["a", "b"]

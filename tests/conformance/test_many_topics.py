@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from messaging_chapters.chapter import QUICK, Seen, Told, flush, numbered
+from messaging_chapters.chapter import QUICK, EventLog, Seen, flush, numbered
 from messaging_chapters.recovery import abandon
 
 from millstream import Broker, open_broker
@@ -86,7 +86,7 @@ async def test_every_topic_is_read_by_few_connections_and_tasks(broker: Broker) 
     async with Publisher(broker) as publisher:
         seen = Seen()
         async with reading(broker, topics, seen):
-            # One for each ``consume`` of this test, and those that are shared.
+            # One task for each ``consume`` of this test, and the shared ones.
             assert len(asyncio.all_tasks()) - before - MANY < 30
             if not broker.transport.features.embedded:
                 assert await connections(broker) < 32
@@ -98,7 +98,7 @@ async def test_every_topic_is_read_by_few_connections_and_tasks(broker: Broker) 
 
 
 async def test_backlogged_stream_does_not_starve_idle_ones(broker: Broker) -> None:
-    """The hot one never runs dry until each quiet one was heard: if it came first, they would never be."""
+    """The backlogged topic gets messages until each idle one was read: if it had priority, they never would be."""
     topics = ["hot", *(f"quiet-{n}" for n in range(MANY - 1))]
     waits: dict[str, float] = {}
     hot_left_when_heard: list[int] = []
@@ -155,7 +155,7 @@ async def test_backlogged_stream_does_not_starve_idle_ones(broker: Broker) -> No
 async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What handlers have not begun only lies in memory: one round of reads brings no more than it may."""
+    """Messages without a started handler use memory: one round of reads brings at most the allowed number."""
     monkeypatch.setattr(backlog, "MAX_READ_AHEAD", 100)
     monkeypatch.setattr(read_plan, "MAX_MESSAGES_PER_READ", 100)
     topics = [f"t{n}" for n in range(20)]
@@ -174,15 +174,18 @@ async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
             await seen.have(2_000, timeout_s=120)
             await acknowledged(broker, topics)
     assert Counter(seen.payloads) == {b"%d" % n: 20 for n in range(100)}
-    # Two rounds (before the first was begun the second may have come), and what reads that wait have brought.
+    # Two rounds, because the second may arrive before the first has started, and the entries of blocking reads.
     assert most <= 3 * 100
 
 
-async def test_one_broken_stream_of_each_kind_stops_no_other(broker: Broker) -> None:
+async def test_broken_streams_of_each_kind_do_not_affect_others(broker: Broker) -> None:
     topics = [f"t{n}" for n in range(SOME)]
-    told = Told()
+    events = EventLog()
     seen = Seen()
-    async with Publisher(broker) as publisher, reading(told.beside(broker), topics, seen, block_ms=200) as (_, tasks):
+    async with (
+        Publisher(broker) as publisher,
+        reading(events.observe(broker), topics, seen, block_ms=200) as (_, tasks),
+    ):
         await broker.delete("t7")
         await broker.set("t7", "no stream")
         await broker.delete_group("t8", "g")
@@ -199,11 +202,11 @@ async def test_one_broken_stream_of_each_kind_stops_no_other(broker: Broker) -> 
         assert [topic for topic, task in tasks.items() if task.done()] == ["t7"]
         with pytest.raises(WrongKeyType):
             await tasks["t7"]
-    assert told.all("messaging.subscription_failed", "topic") == ["t7"]
-    assert set(told.all("messaging.group_restored", "topic")) == {"t8", "t9"}
+    assert events.all("messaging.subscription_failed", "topic") == ["t7"]
+    assert set(events.all("messaging.group_restored", "topic")) == {"t8", "t9"}
 
 
-async def test_one_stream_that_may_not_be_read_stops_no_other(redis_url: str) -> None:
+async def test_stream_without_read_permission_does_not_affect_others(redis_url: str) -> None:
     host = redis_url.removeprefix("redis://")
     async with open_broker(redis_url) as broker:
         rule = (b"ACL", b"SETUSER", b"narrow", b"on", b">secret", b"~t*", b"+@all", b"-client|unblock")
@@ -247,7 +250,7 @@ async def test_streams_are_made_and_deleted_while_others_are_read(broker: Broker
         await acknowledged(broker, topics)
 
 
-async def test_topics_join_and_leave_without_losing_what_a_read_brings(broker: Broker) -> None:
+async def test_topics_join_and_leave_without_losing_read_entries(broker: Broker) -> None:
     steady = [f"steady-{n}" for n in range(20)]
     seen = Seen()
     async with Publisher(broker) as publisher, reading(broker, steady, seen) as (subscriber, _):
@@ -262,7 +265,7 @@ async def test_topics_join_and_leave_without_losing_what_a_read_brings(broker: B
             await other.close()
             await task
         assert subscriber.ready
-        # What came for a guest that had left was handed back, and is there for the next one.
+        # Entries that arrived for a topic that had left were returned, and its next subscriber gets them.
         last = Subscriber(broker, group="g", consumer="me", **CALM)
         tasks = [asyncio.create_task(last.consume(f"guest-{n}", seen)) for n in range(3)]
         everything = {b"%s %d" % (kind, n) for kind in (b"guest", b"steady") for n in range(30)}
@@ -273,7 +276,7 @@ async def test_topics_join_and_leave_without_losing_what_a_read_brings(broker: B
     assert Counter(seen.payloads) == Counter(everything), "nothing was handled twice"
 
 
-async def test_after_many_rounds_of_joining_and_leaving_nothing_is_left(broker: Broker) -> None:
+async def test_repeated_joining_and_leaving_leaks_nothing(broker: Broker) -> None:
     async def one_round() -> None:
         subscriber = Subscriber(broker, group="g", consumer="me", **CALM)
         tasks = [asyncio.create_task(subscriber.consume(f"t{n}", Seen())) for n in range(10)]
@@ -304,7 +307,7 @@ async def test_limits_hold_for_all_topics_together(broker: Broker) -> None:
 
 
 async def test_limits_hold_on_a_cluster_where_every_topic_is_a_read_of_its_own(cluster: ClusterSetup) -> None:
-    """What reads that wait have reserved starves nobody else."""
+    """Capacity that blocking reads have reserved does not starve other topics."""
     async with open_broker(cluster.url) as broker:
         await limits_hold(broker, [f"limits:{random.randrange(10**9)}:{n}" for n in range(30)])
 
@@ -338,7 +341,7 @@ async def limits_hold(broker: Broker, topics: list[str]) -> None:
 
 
 async def test_bytes_are_bounded_for_all_topics_together(broker: Broker) -> None:
-    """A backlog in each of them, and nothing is known of what it weighs: each topic alone is within its own bound."""
+    """Each topic has a backlog of unknown size, and each alone is within its own limit."""
     topics = [f"t{n}" for n in range(30)]
     go_on = asyncio.Event()
     size, most = 1_000, 50_000
@@ -373,7 +376,7 @@ async def test_bytes_are_bounded_for_all_topics_together(broker: Broker) -> None
 async def test_abandoned_entries_are_claimed_within_the_limits_of_the_process(
     broker: Broker, holder: str, bound: dict[str, int]
 ) -> None:
-    """Each topic alone has room for five of them, which are 150 together."""
+    """Each topic has capacity for five of them, which is 150 in total."""
     topics = [f"t{n}" for n in range(30)]
     go_on = asyncio.Event()
 
@@ -401,21 +404,21 @@ async def test_abandoned_entries_are_claimed_within_the_limits_of_the_process(
 
 
 async def test_read_that_fails_only_as_a_whole_is_reported(cluster: ClusterSetup) -> None:
-    """As behind a proxy that takes one key a command: each stream alone is fine."""
+    """As behind a proxy that allows one key per command: each stream can be read alone."""
     topics = [f"whole:{random.randrange(10**9)}:{n}" for n in range(3)]
-    told = Told()
+    events = EventLog()
     async with open_broker(cluster.url) as broker:
-        no_cluster = Broker(broker.transport, replace(broker.context, observer=told, cluster=False))
+        no_cluster = Broker(broker.transport, replace(broker.context, observer=events, cluster=False))
         subscriber = Subscriber(no_cluster, group="g", consumer="me", **CALM)
         tasks = [asyncio.create_task(subscriber.consume(topic, Seen())) for topic in topics]
-        await eventually(lambda: "messaging.read_failed" in told, what="somebody to be told")
+        await eventually(lambda: "messaging.read_failed" in events, what="an event")
         assert not subscriber.ready
         await subscriber.close()
         await asyncio.gather(*tasks)
 
 
 async def test_many_topics_on_a_cluster(cluster: ClusterSetup) -> None:
-    """A read covers one slot: the first wait, the others are polled, at a pace that is bounded."""
+    """A read covers one slot: the first slots have blocking reads, the others are polled at a limited rate."""
     topics = [f"many:{random.randrange(10**9)}:{n}" for n in range(60)]
     async with open_broker(cluster.url) as broker, Publisher(broker) as publisher:
         seen = Seen()
@@ -432,7 +435,7 @@ async def test_many_topics_on_a_cluster(cluster: ClusterSetup) -> None:
             assert not await broker.exists(companion_key(topic, "due:g"))
 
 
-async def test_a_server_that_restarts_finds_all_of_them_again(tmp_path: Any) -> None:
+async def test_all_topics_continue_after_a_server_restart(tmp_path: Any) -> None:
     topics = [f"t{n}" for n in range(500)]
     with RedisProcess(["--appendonly", "yes"], directory=str(tmp_path)) as server:
         async with open_broker(server.url) as broker, Publisher(broker) as publisher:

@@ -43,7 +43,7 @@ async def payloads(broker: Broker, stream: str | bytes) -> list[bytes]:
     return [codec("flat").decode(entry.fields).payload for entry in await broker.xrange(stream)]
 
 
-async def test_retries_delays_and_burials(broker: Broker, publisher: Publisher, topic: str) -> None:
+async def test_retries_delays_and_dead_letters(broker: Broker, publisher: Publisher, topic: str) -> None:
     await publisher.publish(topic, *numbered(20))
     await publisher.publish(topic, Message(b"later"), delay_ms=100)
 
@@ -71,7 +71,7 @@ async def test_entries_of_a_dead_consumer(broker: Broker, publisher: Publisher, 
 
 
 @pytest.mark.parametrize("near", [True, False])
-async def test_outputs_and_dead_letters_near_and_far(
+async def test_outputs_and_dead_letters_in_the_same_and_in_other_slots(
     broker: Broker, publisher: Publisher, topic: str, near: bool
 ) -> None:
     await publisher.publish(topic, *numbered(10))

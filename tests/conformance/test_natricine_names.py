@@ -48,7 +48,7 @@ async def test_publish_and_subscribe_by_position_and_by_name(redis_server: Redis
     await redis.aclose()
 
 
-async def test_a_nacked_message_comes_back(redis_server: RedisProcess) -> None:
+async def test_nacked_message_is_redelivered(redis_server: RedisProcess) -> None:
     redis = Redis.from_url(redis_server.url)
     publisher = RedisStreamPublisher(redis)
     subscriber = RedisStreamSubscriber(redis, "a", "worker-1", claim_min_idle_ms=60_000)
@@ -89,7 +89,7 @@ async def test_the_wire_is_natricines_in_both_directions(redis_server: RedisProc
     await redis.aclose()
 
 
-async def test_the_buses_take_a_publisher_a_subscriber_and_a_marshaler(redis_server: RedisProcess) -> None:
+async def test_buses_accept_a_publisher_a_subscriber_and_a_marshaler(redis_server: RedisProcess) -> None:
     redis = Redis.from_url(redis_server.url)
     publisher = RedisStreamPublisher(redis)
     done: list[str] = []

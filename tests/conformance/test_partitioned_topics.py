@@ -1,4 +1,4 @@
-"""A topic that is split by key: one option of a router and of a publisher, with the guarantees of other topics."""
+"""A topic partitioned by key: one option of a router and of a publisher, with the guarantees of other topics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
-from messaging_chapters.chapter import Told, running
+from messaging_chapters.chapter import EventLog, running
 from pydantic import BaseModel
 
 from millstream import Broker, Message, Publisher, Router, open_broker
@@ -38,7 +38,7 @@ from millstream.testing import ClusterSetup, eventually
 from millstream.wire.commands import Command
 
 STEADY = Settings(lease_ms=60_000, renew_interval_ms=250, sweep_interval_ms=50, go_locks=False)
-"""However busy the machine is, whoever lives loses nothing."""
+"""Long enough that a running member keeps its partitions on a busy machine."""
 
 
 class Order(BaseModel):
@@ -65,8 +65,8 @@ async def tenant() -> str:
     return "acme"
 
 
-async def test_it_is_a_topic_as_any_other(broker: Broker) -> None:
-    """Two groups, models, dependencies, middleware, outputs, retries, burials, delays and idempotency keys."""
+async def test_partitioned_topic_has_the_guarantees_of_other_topics(broker: Broker) -> None:
+    """Two groups, models, dependencies, middleware, outputs, retries, dead letters, delays and idempotency keys."""
     seen: dict[str, list[int]] = defaultdict(list)
     passed: list[str | None] = []
     tries: list[int] = []
@@ -148,7 +148,7 @@ async def test_messages_of_one_key_are_in_order_while_members_come_and_go(broker
 async def test_two_routers_of_one_name_are_two_members(
     name: str | None, broker_url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one process, or in one pod: under one name each would take the other's partitions for its own."""
+    """In one process or pod: under one name each would consider the other's partitions its own."""
     monkeypatch.setenv("POD_NAME", "web-0")
 
     def make(own: Broker) -> Router:
@@ -167,7 +167,7 @@ async def test_two_routers_of_one_name_are_two_members(
         await eventually(each_owns_one, what="two members with a partition each", timeout_s=60)
 
 
-async def test_closing_waits_for_handlers_longer_than_a_lease_and_then_hands_over(
+async def test_close_waits_for_handlers_longer_than_a_lease_and_then_releases(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(STEADY, lease_ms=2_000)
@@ -194,7 +194,7 @@ class Charge(BaseModel):
     customer: str
 
 
-async def test_a_bus_may_split_its_topics_too(broker: Broker) -> None:
+async def test_bus_may_partition_its_topics(broker: Broker) -> None:
     done: list[str] = []
     bus = CommandBus(broker)
 
@@ -208,31 +208,31 @@ async def test_a_bus_may_split_its_topics_too(broker: Broker) -> None:
     assert done == [f"ada in command.Charge.p{partition_of('ada', 2)}"]
 
 
-async def test_outputs_may_go_to_a_topic_that_is_split_too(broker: Broker) -> None:
-    """Each with the acknowledgement of its message, to the partition of its key, and in the order of its key."""
-    await split_outputs(broker, "orders", "bills")
+async def test_outputs_may_go_to_a_partitioned_topic(broker: Broker) -> None:
+    """Each output is stored with the acknowledgement of its message, in the partition of its key and in its order."""
+    await partitioned_outputs(broker, "orders", "bills")
 
 
 @pytest.mark.parametrize("tag", ["{shop}", ""], ids=["one slot", "many slots"])
-async def test_outputs_may_go_to_a_topic_that_is_split_on_a_cluster(cluster: ClusterSetup, tag: str) -> None:
-    """Where they share the input's slot, in one step; elsewhere before the acknowledgement."""
+async def test_outputs_may_go_to_a_partitioned_topic_on_a_cluster(cluster: ClusterSetup, tag: str) -> None:
+    """Outputs in the input's slot are stored atomically with the acknowledgement, others before it."""
     name = f"{tag}split:{random.randrange(10**9)}"
     async with open_broker(cluster.url) as broker:
         try:
-            await split_outputs(broker, f"{name}:orders", f"{name}:bills")
+            await partitioned_outputs(broker, f"{name}:orders", f"{name}:bills")
         finally:
             for stream in (*partition_streams(f"{name}:orders", 2), *partition_streams(f"{name}:bills", 3)):
                 await broker.delete_stream(stream, companions=True)
 
 
-async def split_outputs(broker: Broker, orders: str, bills: str) -> None:
+async def partitioned_outputs(broker: Broker, orders: str, bills: str) -> None:
     seen: dict[str, list[int]] = defaultdict(list)
     router = Router(broker, group_start="0", max_deliveries=2)
 
     @router.on(orders, group="billing", partitions=2, publish_to=PartitionedTopic(bills, 3))
     async def bill(message: Message) -> list[Message]:
         if message.payload == b"99":
-            return [Message(b"a bill for nobody")]
+            return [Message(b"a bill without a customer")]
         to = str(message.key)
         return [Message(message.payload, {"key": to}), Message(message.payload, {"key": f"copy for {to}"})]
 
@@ -244,19 +244,19 @@ async def split_outputs(broker: Broker, orders: str, bills: str) -> None:
     async with router, Publisher(broker, partitions={orders: 2}) as publisher:
         for number in range(10):
             await publisher.publish(orders, *(Message(b"%d" % number, {"key": f"c{k}"}) for k in range(5)))
-        await publisher.publish(orders, Message(b"99", {"key": "nobody"}))
+        await publisher.publish(orders, Message(b"99", {"key": "no customer"}))
         await eventually(lambda: sum(map(len, seen.values())) == 100, what="all bills", timeout_s=60)
-        letters = DeadLetters(broker, f"{orders}.p{partition_of('nobody', 2)}")
-        await eventually(letters.count, what="what no partition can be found for is buried", timeout_s=60)
+        letters = DeadLetters(broker, f"{orders}.p{partition_of('no customer', 2)}")
+        await eventually(letters.count, what="the message without a partition to be dead-lettered", timeout_s=60)
     assert {key: list(range(10)) for key in seen} == seen
     assert len(seen) == 10
 
 
-async def test_a_partition_that_cannot_be_written_to_costs_outputs_to_the_others_nothing(
+async def test_unwritable_partition_does_not_affect_outputs_to_others(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Many messages are settled in one step, which a key of another type refuses as a whole."""
-    told, begun, go_on = Told(), Counter[str](), asyncio.Event()
+    """Many messages are settled by one script call, which fails as a whole on a key of another type."""
+    events, begun, go_on = EventLog(), Counter[str](), asyncio.Event()
     keys = [f"c{number}" for number in range(20)]
     good = [key for key in keys if partition_of(key, 3) != partition_of("c0", 3)]
     await broker.transport.call(Command((b"SET", (name := f"bills.p{partition_of('c0', 3)}".encode()), b"x"), name))
@@ -276,20 +276,20 @@ async def test_a_partition_that_cannot_be_written_to_costs_outputs_to_the_others
 
     async with Publisher(broker) as publisher:
         await publisher.publish("orders", *(Message(b"x", {"key": key}) for key in keys))
-    async with running(told.beside(broker), "orders", bill, publish_to=PartitionedTopic("bills", 3)):
+    async with running(events.observe(broker), "orders", bill, publish_to=PartitionedTopic("bills", 3)):
         await eventually(lambda: len(begun) == 20, what="all to be under way", timeout_s=60)
         go_on.set()
         await eventually(settled, what="all but those of that partition to be settled", timeout_s=60)
         await eventually(
-            lambda: sum(told.all("messaging.settle_failed", "entries")) == 20 - len(good),
-            what="those to be told",
+            lambda: sum(events.all("messaging.settle_failed", "entries")) == 20 - len(good),
+            what="the events of those",
             timeout_s=60,
         )
     assert await put_out() == sorted(good), "each once"
     assert "could not settle" in caplog.text
 
 
-async def test_what_everybody_gets_may_be_put_out_to_a_topic_that_is_split(broker: Broker) -> None:
+async def test_fanout_handler_may_publish_to_a_partitioned_topic(broker: Broker) -> None:
     router = Router(broker)
 
     @router.on("flags", start="0", publish_to=PartitionedTopic("seen", 4))
@@ -310,7 +310,7 @@ async def test_what_everybody_gets_may_be_put_out_to_a_topic_that_is_split(broke
         await eventually(both, what="both outputs", timeout_s=60)
 
 
-async def test_what_cannot_be_split_is_refused(broker: Broker) -> None:
+async def test_options_that_cannot_be_partitioned_are_refused(broker: Broker) -> None:
     async with Publisher(broker, partitions={"orders": 2}) as publisher:
         with pytest.raises(InvalidArgument, match="metadata has a 'key'"):
             await publisher.publish("orders", order("c", 1), Message(b"x"))

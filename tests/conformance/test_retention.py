@@ -46,7 +46,7 @@ async def left(broker: Broker) -> list[EntryId]:
 # --- with no group ----------------------------------------------------------------------------------------------------
 
 
-async def test_with_no_group_age_and_length_count_alone(broker: Broker) -> None:
+async def test_without_a_group_only_age_and_length_count(broker: Broker) -> None:
     ids = await fill(broker, 10)
     assert (await broker.run(retention.retain, "orders", max_age_ms=5, now_ms=ids[-1].ms)).dropped == 4
     assert await left(broker) == ids[4:]
@@ -55,7 +55,7 @@ async def test_with_no_group_age_and_length_count_alone(broker: Broker) -> None:
     assert (await broker.run(retention.retain, "orders", keep_acked_ms=0)).dropped == 0
 
 
-async def test_a_stream_that_is_not_there_is_nothing_to_do(broker: Broker) -> None:
+async def test_missing_stream_is_ignored(broker: Broker) -> None:
     retained = await broker.run(retention.retain, "orders", max_len=0, max_bytes=0, keep_acked_ms=0, hard_max_len=0)
     assert (retained.dropped, retained.length, list(retained.groups)) == (0, 0, [])
     assert not await broker.exists("orders")
@@ -68,7 +68,7 @@ async def test_the_servers_clock_decides_where_no_time_is_given(broker: Broker) 
     assert await broker.xlen("orders") == 1
 
 
-async def test_bytes_are_memory_and_bound_it(broker: Broker) -> None:
+async def test_max_bytes_limits_the_memory_of_a_stream(broker: Broker) -> None:
     for n in range(2000):
         await broker.xadd("orders", {"payload": f"{n:0200}"})
     used = await broker.run(retention.stream_bytes, "orders")
@@ -78,7 +78,7 @@ async def test_bytes_are_memory_and_bound_it(broker: Broker) -> None:
     assert (await broker.run(retention.retain, "orders", max_bytes=used)).dropped == 0
 
 
-async def test_a_key_that_is_no_stream_is_left_alone(broker: Broker) -> None:
+async def test_key_of_another_type_is_left_alone(broker: Broker) -> None:
     await broker.set("orders", "text")
     with pytest.raises(WrongKeyType):
         await broker.run(retention.retain, "orders", max_len=0)
@@ -88,7 +88,7 @@ async def test_a_key_that_is_no_stream_is_left_alone(broker: Broker) -> None:
 # --- with groups ------------------------------------------------------------------------------------------------------
 
 
-async def test_nothing_goes_that_a_group_has_not_read_or_not_acknowledged(broker: Broker) -> None:
+async def test_entries_that_a_group_still_needs_are_not_trimmed(broker: Broker) -> None:
     ids = await fill(broker, 10)
     await broker.create_group("orders", "quick", start="$")
     await broker.create_group("orders", "slow", start="0")
@@ -107,7 +107,7 @@ async def test_nothing_goes_that_a_group_has_not_read_or_not_acknowledged(broker
     assert (await broker.run(retention.retain, "orders", **everything)).dropped == 4
 
 
-async def test_a_group_that_is_made_later_finds_what_is_still_there_and_keeps_it(broker: Broker) -> None:
+async def test_later_group_keeps_the_entries_that_are_left(broker: Broker) -> None:
     ids = await fill(broker, 10)
     await broker.create_group("orders", "first", start="$")
     assert (await broker.run(retention.retain, "orders", max_len=6)).dropped == 4
@@ -116,7 +116,7 @@ async def test_a_group_that_is_made_later_finds_what_is_still_there_and_keeps_it
     assert await left(broker) == ids[4:]
 
 
-async def test_length_goes_as_far_as_the_groups_allow(broker: Broker) -> None:
+async def test_length_limit_trims_as_far_as_the_groups_allow(broker: Broker) -> None:
     ids = await fill(broker, 500)
     await broker.create_group("orders", "g", start=str(ids[299]))
     retained = await broker.run(retention.retain, "orders", max_len=450, step=7)
@@ -125,7 +125,7 @@ async def test_length_goes_as_far_as_the_groups_allow(broker: Broker) -> None:
     assert (retained.dropped, await left(broker)) == (250, ids[300:])
 
 
-async def test_entries_stay_for_a_while_after_everybody_has_acknowledged_them(broker: Broker) -> None:
+async def test_entries_stay_for_keep_acked_ms_after_every_group_has_acknowledged_them(broker: Broker) -> None:
     ids = await fill(broker, 4)
     await broker.create_group("orders", "g", start="0")
     await broker.xreadgroup("orders", "g", "c", count=2)
@@ -153,7 +153,7 @@ async def test_entries_stay_for_a_while_after_everybody_has_acknowledged_them(br
     assert await broker.ttl_ms(companion_key("orders", "acked")) is not None
 
 
-async def test_marks_stay_few_however_often_it_runs(broker: Broker) -> None:
+async def test_number_of_marks_stays_bounded(broker: Broker) -> None:
     await fill(broker, 1)
     await broker.create_group("orders", "g", start="$")
     for n in range(200):
@@ -163,7 +163,7 @@ async def test_marks_stay_few_however_often_it_runs(broker: Broker) -> None:
     assert marks.count(b";") <= 18
 
 
-async def test_a_deleted_entry_that_is_pending_holds_nothing_back(broker: Broker) -> None:
+async def test_deleted_pending_entry_does_not_prevent_trimming(broker: Broker) -> None:
     ids = await fill(broker, 3)
     await broker.create_group("orders", "g", start="0")
     await broker.xreadgroup("orders", "g", "c", count=3)
@@ -177,10 +177,10 @@ async def test_a_deleted_entry_that_is_pending_holds_nothing_back(broker: Broker
     assert (await broker.run(retention.retain, "orders", max_len=0)).dropped == 2
 
 
-# --- the hard cap -----------------------------------------------------------------------------------------------------
+# --- hard limits ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_hard_cap_takes_what_is_needed_too_and_counts_it_for_each_group(broker: Broker) -> None:
+async def test_hard_limit_removes_needed_entries_and_counts_them_for_each_group(broker: Broker) -> None:
     ids = await fill(broker, 100)
     await broker.create_group("orders", "reading", start="0")
     await broker.create_group("orders", "done", start="$")
@@ -188,8 +188,8 @@ async def test_the_hard_cap_takes_what_is_needed_too_and_counts_it_for_each_grou
     await broker.xack("orders", "reading", [delivery.id for delivery in deliveries[:10]])
     retained = await broker.run(retention.retain, "orders", max_len=50, hard_max_len=30, step=9)
     assert await left(broker) == ids[70:]
-    told = {hold.group: (hold.undelivered, hold.unacked) for hold in retained.groups}
-    assert told == {"reading": (20, 40), "done": (0, 0)}
+    kept = {hold.group: (hold.undelivered, hold.unacked) for hold in retained.groups}
+    assert kept == {"reading": (20, 40), "done": (0, 0)}
     assert (retained.dropped, retained.taken) == (70, 60)
     assert await broker.run(retention.losses, "orders") == {"reading": 60}
     await fill(broker, 10, first_ms=NOW + 1000)
@@ -197,8 +197,8 @@ async def test_the_hard_cap_takes_what_is_needed_too_and_counts_it_for_each_grou
     assert await broker.run(retention.losses, "orders") == {"reading": 70}
 
 
-async def test_without_the_switch_nothing_needed_is_ever_taken(broker: Broker) -> None:
-    """Random histories against a naive model: what a group needs is there afterwards, and what nobody needs is gone."""
+async def test_without_a_hard_limit_no_needed_entry_is_removed(broker: Broker) -> None:
+    """Random histories against a naive model: exactly the entries that a group needs are left."""
     seed = int(os.environ.get("SEED", random.randrange(10**6)))
     print(f"SEED={seed}")
     dice = random.Random(seed)
@@ -258,17 +258,19 @@ async def test_without_the_switch_nothing_needed_is_ever_taken(broker: Broker) -
 # --- the janitor ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_dead_group_is_named_with_what_it_holds_back(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_dead_group_is_reported_with_the_entries_that_it_keeps(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     ids = await fill(broker, 20)
     await broker.create_group("orders", "abandoned", start=str(ids[4]))
     await broker.create_group("orders", "alive", start=str(ids[9]))
     await broker.xreadgroup("orders", "alive", "c", count=1)
-    facts: list[tuple[str, dict[str, Any]]] = []
+    events: list[tuple[str, dict[str, Any]]] = []
     janitor = Janitor(
         broker,
         {"orders": RetentionPolicy(max_len=2)},
         dead_after_ms=60_000,
-        observer=lambda name, /, **told: facts.append((name, told)),
+        observer=lambda name, /, **values: events.append((name, values)),
     )
     with caplog.at_level(logging.WARNING, "millstream.retention"):
         (report,) = await janitor.sweep()
@@ -285,38 +287,38 @@ async def test_a_dead_group_is_named_with_what_it_holds_back(broker: Broker, cap
     assert (second.group, second.holds_back, second.dead) == ("alive", 8, False)
     assert [each.group for each in report.dead_groups] == ["abandoned"]
     named = [record.getMessage() for record in caplog.records]
-    assert len(named) == 1  # once is loud enough
+    assert len(named) == 1  # one log line is enough
     assert "'abandoned' of 'orders' looks dead" in named[0]
-    held = [told for name, told in facts if name == "messaging.held_back"]
-    assert {told["group"] for told in held if told["dead"]} == {"abandoned"}
+    held = [values for name, values in events if name == "messaging.held_back"]
+    assert {values["group"] for values in held if values["dead"]} == {"abandoned"}
 
 
-async def test_what_the_hard_cap_takes_is_logged(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_entries_removed_by_the_hard_limit_are_logged(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     await fill(broker, 20)
     await broker.create_group("orders", "slow", start="0")
-    facts: dict[str, dict[str, Any]] = {}
+    events: dict[str, dict[str, Any]] = {}
     janitor = Janitor(
         broker,
         {"orders": RetentionPolicy(hard_max_len=5)},
-        observer=lambda name, /, **told: facts.update({name: told}),
+        observer=lambda name, /, **values: events.update({name: values}),
     )
     with caplog.at_level(logging.ERROR, "millstream.retention"):
         await janitor.sweep()
     assert "took 15 undelivered and 0 unacknowledged entries from group 'slow'" in caplog.text
-    assert facts["messaging.dropped_undelivered"]["undelivered"] == 15
+    assert events["messaging.dropped_undelivered"]["undelivered"] == 15
 
 
-async def test_a_janitor_tends_globs_in_the_background_and_survives_a_bad_stream(broker: Broker) -> None:
+async def test_janitor_trims_globs_in_the_background_despite_a_bad_stream(broker: Broker) -> None:
     await broker.set("orders", "no stream")
     for name in ("events.a", "events.b", "other"):
         await broker.xadd_many(name, [{"n": n} for n in range(10)])
-    facts: list[str] = []
+    events: list[str] = []
     policies = {
         "orders": RetentionPolicy(max_len=1),
         "events.b": RetentionPolicy(max_len=7),
         "events.*": RetentionPolicy(max_len=3),
     }
-    observer = lambda name, /, **told: facts.append(name)  # noqa: E731 (an observer in one line)
+    observer = lambda name, /, **values: events.append(name)  # noqa: E731 (an observer in one line)
     async with Janitor(broker, policies, interval_ms=10, observer=observer):
 
         async def trimmed() -> bool:
@@ -326,12 +328,12 @@ async def test_a_janitor_tends_globs_in_the_background_and_survives_a_bad_stream
         await broker.xadd("events.a", {"n": 1})
         await eventually(trimmed, what="it goes on")
     assert await broker.xlen("other") == 10
-    assert "messaging.retention_failed" in facts
+    assert "messaging.retention_failed" in events
 
 
 @pytest.mark.parametrize("glob", ["*", "{shop}.*", "{shop}.orders*", "*orders*"])
-async def test_a_glob_takes_no_dead_letters(broker: Broker, glob: str) -> None:
-    """They have no group that still needs them, only people who have not looked yet."""
+async def test_glob_does_not_match_dead_letter_streams(broker: Broker, glob: str) -> None:
+    """No group needs them, but an operator may not have seen them yet."""
     for name in ("{shop}.orders", "orders"):
         await broker.xadd_many(name, [{"n": n} for n in range(10)])
         await broker.xadd_many(companion_key(name, "dlq").decode(), [{"n": n} for n in range(10)])
@@ -341,7 +343,7 @@ async def test_a_glob_takes_no_dead_letters(broker: Broker, glob: str) -> None:
         assert await broker.xlen(companion_key(name, "dlq").decode()) == 10
 
 
-async def test_a_glob_takes_no_announcements(broker: Broker) -> None:
+async def test_glob_does_not_match_announcement_streams(broker: Broker) -> None:
     """A stream whose announcement is trimmed before the first member joins gets no owner."""
     await broker.xadd_many("svc-input", [Announcement(f"session{n}").fields() for n in range(10)])
     await broker.xadd_many("sensor-input", [{"n": n} for n in range(10)])
@@ -358,13 +360,13 @@ async def test_announcements_are_trimmed_by_their_own_policy(broker: Broker, nam
 
 
 @pytest.mark.parametrize("named", ["{orders}.dlq", "*.dlq", "*orders}.dlq"])
-async def test_dead_letters_go_where_they_are_named(broker: Broker, named: str) -> None:
+async def test_dead_letters_are_trimmed_if_they_are_named(broker: Broker, named: str) -> None:
     await broker.xadd_many("{orders}.dlq", [{"n": n} for n in range(10)])
     await Janitor(broker, {"*": RetentionPolicy(max_len=7), named: RetentionPolicy(max_len=3)}).sweep()
     assert await broker.xlen("{orders}.dlq") == 3
 
 
-async def test_several_janitors_at_once_do_no_harm(broker: Broker) -> None:
+async def test_several_janitors_at_once_trim_correctly(broker: Broker) -> None:
     ids = await fill(broker, 300)
     await broker.create_group("orders", "g", start=str(ids[199]))
     passes = [broker.run(retention.retain, "orders", max_len=150, max_bytes=10**9, step=5) for _ in range(4)]
@@ -376,7 +378,7 @@ async def test_several_janitors_at_once_do_no_harm(broker: Broker) -> None:
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_is_read_as_people_write_it() -> None:
+def test_policy_is_parsed_from_its_written_forms() -> None:
     policy = RetentionPolicy.parse({"max_age": "7d", "max_len": "1000", "max_bytes": "1.5gb", "keep_acked": "90s"})
     assert policy == RetentionPolicy(
         max_age_ms=604_800_000, max_len=1000, max_bytes=1_610_612_736, keep_acked_ms=90_000
@@ -394,12 +396,12 @@ def test_a_policy_is_read_as_people_write_it() -> None:
         ({"max_len": 10, "hard_max_len": 5}, "hard_max_len"),
     ],
 )
-def test_nonsense_in_a_policy_is_refused(written: dict[str, object], says: str) -> None:
+def test_invalid_policy_is_refused(written: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         RetentionPolicy.parse(written)
 
 
-async def test_nonsense_for_a_janitor_is_refused(broker: Broker) -> None:
+async def test_invalid_janitor_options_are_refused(broker: Broker) -> None:
     policy = RetentionPolicy(max_len=1)
     for policies in ({}, {"": policy}, {"orders": {"max_len": 1}}):
         with pytest.raises(InvalidArgument, match="policies"):
@@ -407,7 +409,7 @@ async def test_nonsense_for_a_janitor_is_refused(broker: Broker) -> None:
     with pytest.raises(InvalidArgument, match="interval"):
         Janitor(broker, {"orders": policy}, interval_ms=0)
     with pytest.raises(NoSuchStream):
-        await broker.group_info("orders")  # nothing was made
+        await broker.group_info("orders")  # nothing was created
 
 
 async def test_under_load_nothing_is_dropped_before_every_group_has_handled_it(broker: Broker) -> None:
@@ -432,7 +434,7 @@ async def test_under_load_nothing_is_dropped_before_every_group_has_handled_it(b
         async def empty() -> bool:
             return await broker.xlen("orders") == 0
 
-        await eventually(empty, what="what everybody has handled is gone")
+        await eventually(empty, what="no handled entry to remain")
     for got in handled.values():
         assert sorted(got, key=int) == [b"%d" % n for n in range(2000)]
 
@@ -447,56 +449,55 @@ async def test_a_group_that_has_read_the_greatest_id_of_all(broker: Broker) -> N
     assert (await broker.run(retention.retain, "orders", max_len=0)).dropped == 1
 
 
-async def test_a_janitor_outlives_what_nobody_foresaw(broker: Broker) -> None:
-    """A stream that fails in a way that no error of ours names: the streams after it are tended, and it is told."""
-    told: list[dict[str, Any]] = []
+async def test_janitor_continues_after_an_unexpected_error(broker: Broker) -> None:
+    """An error that is not a MillstreamError is reported, and the next streams are trimmed."""
+    events: list[dict[str, Any]] = []
     await fill(broker, 5)
     await broker.xadd("beside", {"n": 1})
     janitor = Janitor(
         broker,
         {"beside": RetentionPolicy(max_len=0), "orders": RetentionPolicy(max_len=1)},
         interval_ms=50,
-        observer=lambda name, /, **facts: told.append({"name": name, **facts}),
+        observer=lambda name, /, **values: events.append({"name": name, **values}),
     )
     tend = janitor.tend
 
-    async def stumbling(stream: str, policy: RetentionPolicy) -> Any:
+    async def failing(stream: str, policy: RetentionPolicy) -> Any:
         if stream == "beside":
             raise RuntimeError("a planted fault")
         return await tend(stream, policy)
 
-    janitor.tend = stumbling  # type: ignore[method-assign]
+    janitor.tend = failing  # type: ignore[method-assign]
     async with janitor:
         await eventually(
-            lambda: len([one for one in told if one["name"] == "messaging.trimmed"]) > 2, what="it goes on after it"
+            lambda: len([event for event in events if event["name"] == "messaging.trimmed"]) > 2,
+            what="it goes on after it",
         )
-    assert {"name": "messaging.retention_failed", "stream": "beside", "error": "a planted fault"} in told
+    assert {"name": "messaging.retention_failed", "stream": "beside", "error": "a planted fault"} in events
     assert await broker.xlen("orders") == 1
 
 
-async def test_a_janitor_outlives_streams_that_cannot_be_listed(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_janitor_continues_when_streams_cannot_be_listed(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(broker, 5)
     janitor = Janitor(broker, {"ord*": RetentionPolicy(max_len=1)}, interval_ms=50)
     listed = janitor._streams
     faults = [RuntimeError("planted"), OSError("planted")]
 
-    async def stumbling() -> Any:
+    async def failing() -> Any:
         if faults:
             raise faults.pop()
         return await listed()
 
-    monkeypatch.setattr(janitor, "_streams", stumbling)
+    monkeypatch.setattr(janitor, "_streams", failing)
     async with janitor:
 
-        async def tended() -> bool:
+        async def trimmed_again() -> bool:
             return await broker.xlen("orders") == 1
 
-        await eventually(tended, what="it tried again")
+        await eventually(trimmed_again, what="it tried again")
 
 
-async def test_a_hard_age_takes_what_groups_still_need_and_counts_it(broker: Broker) -> None:
+async def test_hard_age_removes_needed_entries_and_counts_them(broker: Broker) -> None:
     """Twenty entries, a millisecond each: a group has read twelve, and acknowledged the first four."""
     ids = await fill(broker, 20)
     await broker.create_group("orders", "slow", start="0")
@@ -514,7 +515,7 @@ async def test_a_hard_age_takes_what_groups_still_need_and_counts_it(broker: Bro
     assert await broker.run(retention.losses, "orders") == {"slow": 11}
 
 
-async def test_a_hard_age_is_no_younger_than_the_soft_one(broker: Broker) -> None:
+async def test_hard_age_must_not_be_shorter_than_the_soft_one(broker: Broker) -> None:
     with pytest.raises(InvalidArgument, match="hard_max_age_ms"):
         RetentionPolicy(max_age_ms=10, hard_max_age_ms=5)
     policy = RetentionPolicy.parse({"hard_max_age": "30d"})

@@ -127,7 +127,7 @@ async def test_failing_handler_affects_no_other_message_and_its_own_is_dead_lett
 
 
 @pytest.mark.parametrize("exit_with", [SystemExit, GeneratorExit, asyncio.CancelledError])
-async def test_a_handler_that_wants_to_end_the_process_ends_its_message(
+async def test_system_exit_of_a_handler_fails_only_its_message(
     broker: Broker, publisher: Publisher, exit_with: type[BaseException]
 ) -> None:
     router = Router(broker, max_deliveries=1, **QUICK)
@@ -146,7 +146,7 @@ async def test_a_handler_that_wants_to_end_the_process_ends_its_message(
 
 
 async def test_sync_handler_may_raise_stop_iteration(broker: Broker, publisher: Publisher) -> None:
-    """A StopIteration that leaves a thread would never arrive: the message would be in flight for ever."""
+    """A StopIteration that leaves a thread would be lost, and the message would stay in flight."""
     router = Router(broker, max_deliveries=2, **QUICK)
     tries: list[bytes] = []
 
@@ -163,7 +163,7 @@ async def test_sync_handler_may_raise_stop_iteration(broker: Broker, publisher: 
 
 
 async def test_delivery_refused_by_an_open_circuit_is_not_counted(broker: Broker, publisher: Publisher) -> None:
-    """A service is away for so long that every message is refused again and again: none of them is buried for it."""
+    """A service is unavailable for a long time and every message is refused repeatedly: none is dead-lettered."""
     refused: Counter[str] = Counter()
 
     def observe(name: str, /, **facts: Any) -> None:
@@ -234,9 +234,7 @@ async def test_poison_topic_receives_failed_messages(broker: Broker, publisher: 
     }
 
 
-async def test_processes_that_share_a_broker_pass_over_duplicates_together(
-    broker: Broker, publisher: Publisher
-) -> None:
+async def test_processes_that_share_a_broker_skip_each_others_duplicates(broker: Broker, publisher: Publisher) -> None:
     handled: list[str] = []
 
     def make(consumer: str) -> Router:
@@ -260,7 +258,7 @@ async def test_processes_that_share_a_broker_pass_over_duplicates_together(
     assert all([0 < (await broker.ttl_ms(key) or 0) <= 60_000 for key in remembered])
 
 
-async def test_an_idempotent_handler_passes_duplicates_and_random_failures(
+async def test_idempotent_handler_tolerates_duplicates_and_random_failures(
     broker: Broker, publisher: Publisher
 ) -> None:
     seed = int(os.environ.get("SEED", "20241"))
@@ -359,7 +357,7 @@ async def test_mistakes_are_refused_at_registration_and_name_the_place(broker: B
     assert router.routes() == []
 
 
-async def test_two_handlers_that_would_split_messages_between_them_are_refused(broker: Broker) -> None:
+async def test_two_handlers_with_one_topic_and_group_are_refused(broker: Broker) -> None:
     router = Router(broker, **QUICK)
 
     @router.on("orders", group="g")
@@ -478,18 +476,18 @@ async def test_close_returns_the_message_of_a_handler_that_hangs(broker: Broker,
         await publisher.publish("orders", Message(b"stuck"))
         await started.wait()
     got: list[bytes] = []
-    heir = Router(broker, **QUICK)
+    successor = Router(broker, **QUICK)
 
-    @heir.on("orders", group="g", consumer="heir", claim_interval_ms=10)
+    @successor.on("orders", group="g", consumer="successor", claim_interval_ms=10)
     async def inherit(message: Message) -> None:
         got.append(message.payload)
 
-    async with heir:
-        await eventually(lambda: got == [b"stuck"], what="somebody else handles it, long before the claim time")
+    async with successor:
+        await eventually(lambda: got == [b"stuck"], what="another consumer to handle it, long before the claim time")
 
 
 async def test_message_waiting_for_its_turn_is_returned_uncounted(broker: Broker, publisher: Publisher) -> None:
-    """However often a service is restarted, a rate limit buries nothing."""
+    """A rate limit dead-letters no message, however often the service is restarted."""
     handled: list[int] = []
     for _ in range(4):
         router = Router(broker, close_timeout_ms=0, max_deliveries=2, **QUICK)
@@ -541,7 +539,7 @@ async def test_close_during_publishing_and_reading_does_not_deadlock(broker: Bro
     assert await broker.xlen("orders") == 1000
 
 
-async def test_cancelling_run_ends_in_good_order(broker: Broker, publisher: Publisher) -> None:
+async def test_cancelled_run_shuts_down_cleanly(broker: Broker, publisher: Publisher) -> None:
     router = Router(broker, **QUICK)
     started, release = asyncio.Event(), asyncio.Event()
 
@@ -560,14 +558,14 @@ async def test_cancelling_run_ends_in_good_order(broker: Broker, publisher: Publ
     assert (await broker.xpending("orders", "g")).count == 0
 
 
-async def test_a_signal_ends_it_and_signal_handlers_are_restored(broker: Broker) -> None:
+async def test_signal_ends_the_router_and_signal_handlers_are_restored(broker: Broker) -> None:
     def mine(number: int, frame: object) -> None: ...
 
     before = signal.signal(signal.SIGTERM, mine), signal.getsignal(signal.SIGINT)
     try:
         router = idle(broker)
         running = asyncio.create_task(router.run())
-        await eventually(lambda: router.ready, what="it is ready")
+        await eventually(lambda: router.ready, what="the router to be ready")
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(60):
             await running
@@ -577,7 +575,7 @@ async def test_a_signal_ends_it_and_signal_handlers_are_restored(broker: Broker)
         signal.signal(signal.SIGTERM, before[0])
 
 
-async def test_impossible_settings_are_an_error_at_the_start(broker: Broker) -> None:
+async def test_invalid_settings_raise_at_the_start(broker: Broker) -> None:
     await broker.set("orders", "not a stream")
     with pytest.raises(WrongKeyType):
         async with asyncio.timeout(60):

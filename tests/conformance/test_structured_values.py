@@ -45,7 +45,7 @@ async def test_types_come_back_from_an_entry_and_from_a_delivery(broker_url: str
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(NAMES, JSON, max_size=4))
-def test_whatever_json_can_carry_comes_back(values: dict[str, Any]) -> None:
+def test_every_json_value_survives_a_round_trip(values: dict[str, Any]) -> None:
     fields = {name.encode(): value for name, value in to_json_fields(values).items()}
     assert repr(from_json_fields(fields)) == repr(values)
 
@@ -55,12 +55,12 @@ def test_a_decimal_keeps_its_digits_on_the_wire() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, b"bytes", {1, 2}, Decimal("NaN"), [[math.nan]]])
-def test_what_json_does_not_have_is_refused_with_the_fields_name(value: object) -> None:
+def test_value_that_json_cannot_hold_is_refused_with_its_field(value: object) -> None:
     with pytest.raises(InvalidArgument, match="odd"):
         to_json_fields({"odd": value})
 
 
-def test_what_others_wrote_comes_as_text_or_bytes() -> None:
+def test_values_of_other_writers_are_text_or_bytes() -> None:
     plain = {b"type": b"email", b"n": b"7", b"blob": b"\xff", b"odd": b"NaN"}
     assert Entry(EntryId(1), plain).values() == {"type": "email", "n": 7, "blob": b"\xff", "odd": "NaN"}
 

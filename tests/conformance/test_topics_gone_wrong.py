@@ -1,7 +1,7 @@
-"""Topics that are wrong, or that change while they are read: as the docs say, and without effect on other topics.
+"""Topics with errors, or that change while they are read: the documented effect, and none on other topics.
 
-A topic that is read twice under one name is in the chapter on iterating, a key of another type in
-``test_many_topics``, and a handler that is registered too late in ``test_router``.
+See the iterating chapter for a topic that is read twice under one name, ``test_many_topics`` for a key of another type,
+and ``test_router`` for a handler that is registered too late.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from messaging_chapters.chapter import QUICK, Told
+from messaging_chapters.chapter import QUICK, EventLog
 
 from millstream import open_broker
 from millstream.broker.keys import slot_of
@@ -26,10 +26,10 @@ from millstream.wire.commands import Command
 async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
     broker_url: str, caplog: pytest.LogCaptureFixture, publish_to: OutputTopic | None
 ) -> None:
-    """The second takes what the first has in hand for its own lost messages: they are handled again, but none is buried
-    before it was handled. The first finds out when it acknowledges, with outputs or without, and says what to do."""
+    """The second takes the first one's in-flight messages for its own lost ones: they are handled again, but none is
+    dead-lettered before it was handled. The first one detects it when it acknowledges, and logs what to do."""
     caplog.set_level("ERROR")
-    told = Told()
+    events = EventLog()
     handled: Counter[bytes] = Counter()
     by: Counter[str] = Counter()
     taken, found_out = asyncio.Event(), asyncio.Event()
@@ -57,7 +57,7 @@ async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
             subscriber = Subscriber(broker, group="g", consumer=name, **{**QUICK, "max_in_flight": 5})
             return subscriber, handle
 
-        first, second = reader(told.beside(one), "first", "pod"), reader(two, "second", "pod")
+        first, second = reader(events.observe(one), "first", "pod"), reader(two, "second", "pod")
         other = reader(three, "other", "mine")
         tasks = [asyncio.create_task(first[0].consume("shared", first[1], publish_to=publish_to))]
         tasks.append(asyncio.create_task(other[0].consume("alone", other[1])))
@@ -66,7 +66,7 @@ async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
         await eventually(lambda: by["first"] > 5, what="the first to be at work", timeout_s=60)
         tasks.append(asyncio.create_task(second[0].consume("shared", second[1], publish_to=publish_to)))
         await publisher.publish("shared", *(Message(b"s%d" % n) for n in range(100, 200)))
-        await eventually(lambda: "messaging.consumer_shared" in told, what="the first to find out", timeout_s=60)
+        await eventually(lambda: "messaging.consumer_shared" in events, what="the first to find out", timeout_s=60)
         found_out.set()
 
         async def all_settled() -> bool:
@@ -77,7 +77,7 @@ async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
         for subscriber, _ in (first, second, other):
             await subscriber.close()
         await asyncio.gather(*tasks)
-        assert by["other"] == 20, "nobody took what another name had"
+        assert by["other"] == 20, "no entries of another consumer name were taken"
         bills = ["bills", *partition_streams("bills", 3)]
         stored = sum(await asyncio.gather(*(one.xlen(stream) for stream in bills)))
         if publish_to and one.context.cluster:
@@ -91,7 +91,7 @@ async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
 
 
 async def test_slots_that_move_while_their_topics_are_read(resharded_cluster: ClusterSetup) -> None:
-    """One topic that is waited for and one that is polled go to another node; neither they nor the others miss any."""
+    """A topic with a blocking read and a polled one move to another node; no topic loses a message."""
     cluster = resharded_cluster
     prefix = f"moves:{random.randrange(10**9)}"
     topics = [f"{prefix}:{n}" for n in range(24)]
@@ -131,8 +131,8 @@ async def test_slots_that_move_while_their_topics_are_read(resharded_cluster: Cl
 
 
 async def test_stream_deleted_while_its_group_is_created_is_read(redis_url: str) -> None:
-    """The group is made, and before its consumer is known the stream has gone once more: when it is joined first, and
-    when it is put back later."""
+    """After the group is created and before its consumer is, the stream is deleted again: when the topic is joined, and
+    when the group is recreated later."""
     handled: list[bytes] = []
     deletions = 0
 
@@ -156,7 +156,7 @@ async def test_stream_deleted_while_its_group_is_created_is_read(redis_url: str)
         assert deletions == 2
         deletions += 1
         await other.delete("gone")
-        await eventually(lambda: deletions == 5, what="the group to be made again", timeout_s=60)
+        await eventually(lambda: deletions == 5, what="the group to be recreated", timeout_s=60)
         await publisher.publish("gone", Message(b"after all"))
         await eventually(lambda: handled == [b"after all"], what="the message", timeout_s=60)
         assert not task.done()
@@ -167,8 +167,8 @@ async def test_stream_deleted_while_its_group_is_created_is_read(redis_url: str)
 async def test_full_topic_receives_nothing_while_a_failing_topic_is_located(
     broker_url: str,
 ) -> None:
-    """Each topic of a read that failed is asked alone; one that has no room was not in it."""
-    told = Told()
+    """After a failed read each of its topics is read alone; a topic without capacity was not part of it."""
+    events = EventLog()
     begun: list[bytes] = []
     go_on = asyncio.Event()
 
@@ -177,15 +177,15 @@ async def test_full_topic_receives_nothing_while_a_failing_topic_is_located(
         await go_on.wait()
 
     async with open_broker(broker_url) as broker, Publisher(broker) as publisher:
-        subscriber = Subscriber(told.beside(broker), group="g", consumer="me", **{**QUICK, "max_in_flight": 1})
+        subscriber = Subscriber(events.observe(broker), group="g", consumer="me", **{**QUICK, "max_in_flight": 1})
         tasks = [asyncio.create_task(subscriber.consume(topic, handle)) for topic in ("full", "other", "broken")]
         await publisher.publish("full", *(Message(b"f%d" % n) for n in range(5)))
         await eventually(lambda: begun == [b"f0"], what="the full one to be at work", timeout_s=60)
         for _ in range(5):
-            told.facts.clear()
+            events.events.clear()
             await broker.delete_stream("broken")
             await eventually(
-                lambda: "messaging.group_restored" in told, what="the group to be there again", timeout_s=60
+                lambda: "messaging.group_restored" in events, what="the group to be recreated", timeout_s=60
             )
             assert (await broker.xpending("full", "g")).count == 1
         go_on.set()

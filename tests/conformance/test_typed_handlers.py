@@ -75,7 +75,7 @@ async def test_models_dependencies_and_outputs(broker: Broker) -> None:
     assert closed == ["the database"]
 
 
-async def test_a_body_that_cannot_be_read_is_buried_at_once_and_says_why(broker: Broker) -> None:
+async def test_unreadable_body_is_dead_lettered_at_once_with_the_reason(broker: Broker) -> None:
     router = Router(broker)
     seen: list[Order] = []
 
@@ -87,10 +87,10 @@ async def test_a_body_that_cannot_be_read_is_buried_at_once_and_says_why(broker:
         await publisher.publish("orders", Message(b'{"number": "x", "customer": "ada"}'), Message(b"no json"))
         letters = DeadLetters(broker, "orders")
 
-        async def buried() -> bool:
+        async def dead_lettered() -> bool:
             return await letters.count() == 2
 
-        await eventually(buried)
+        await eventually(dead_lettered)
     first = (await letters.list())[0]
     assert first.details is not None
     assert (seen, first.details.deliveries) == ([], 1)
@@ -139,7 +139,7 @@ async def test_publish_accepts_models_and_dataclasses(broker: Broker) -> None:
     assert (Bill(8), "Bill") in seen
 
 
-async def test_publish_refuses_what_no_marshaler_reads(broker: Broker) -> None:
+async def test_publish_refuses_bodies_without_a_marshaler(broker: Broker) -> None:
     async with Publisher(broker, partitions={"split": 2}) as publisher:
         for body in ({"number": 7}, b"7", "7", None, Order, Bill):
             for way in ({}, {"idempotency_key": "k"}, {"delay_ms": 0}):

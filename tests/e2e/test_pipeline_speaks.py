@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 def types(
     directory: Path, url: str, query: str, *words: str, more: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """``more``: lines behind those of the spec."""
+    """``more``: lines after those of the spec."""
     (directory / "shop.yaml").write_text(SPEC.replace("QUERY", query) + more)
     known = {"REDIS_URI": url, "TMPDIR": str(directory), "PYSPARK_PYTHON": sys.executable}
     environment = {**os.environ, **known, **variables}

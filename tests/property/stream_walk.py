@@ -27,7 +27,7 @@ class Walk:
         self._time = 1
         self._ids: deque[bytes] = deque(maxlen=25)
         self._planned: deque[Words] = deque()
-        """What must follow soon: a key that was replaced by a string is freed again."""
+        """Commands that must follow soon: a key that was replaced by a string is deleted."""
         self._commands = [
             (30, self._add),
             (6, self._delete),

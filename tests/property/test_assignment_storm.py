@@ -23,7 +23,7 @@ from millstream.assignment.notifications import Notification
 from millstream.broker.scripts import leases
 from millstream.errors import StaleOwner
 from millstream.model import ManualClock
-from support.simulated_cluster import ClusterLink, node_of
+from support.simulated_cluster import ClusterTransport, node_of
 
 SCHEDULES = int(os.environ.get("MILLSTREAM_STORMS", "1000" if "TRIALS" in os.environ else "300"))
 ON_A_CLUSTER = SCHEDULES if os.environ.keys() & {"TRIALS", "MILLSTREAM_STORMS"} else SCHEDULES // 10
@@ -173,7 +173,7 @@ async def weather(seed: int, *, fenced: bool = True, cluster: bool = False) -> N
     clock = ManualClock()
     async with open_broker(f"local://{uuid.uuid4()}", clock=clock) as broker:
         if cluster:
-            broker.transport = ClusterLink(broker.transport)
+            broker.transport = ClusterTransport(broker.transport)
             broker.context.cluster, broker.context.node_of = True, node_of
         try:
             await Storm(broker, clock, random.Random(seed), fenced=fenced).run(moves=15)

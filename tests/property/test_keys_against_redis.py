@@ -95,7 +95,7 @@ DIALOGUES: dict[str, list[tuple[int, str]]] = {
         (1, "UNSUBSCRIBE"),
         (1, "PUNSUBSCRIBE"),
         (1, "GET a"),
-        (0, "PUBLISH news nobody"),
+        (0, "PUBLISH news unread"),
     ],
     "reset ends everything": [
         (0, "SUBSCRIBE a"),

@@ -227,7 +227,7 @@ def test_many_ids_are_settled_although_the_consumer_holds_many_others(redis_serv
 
 
 def test_deleted_entries_are_reported_and_removed_from_pending_lists(redis_server: RedisProcess) -> None:
-    """Whatever is said about it but that it is done; and finished entries are not reported."""
+    """With every outcome except an acknowledgement; and settled entries are not reported."""
     for url in (redis_server.url, f"local://{uuid.uuid4()}"):
         with open_blocking_broker(url) as broker:
             broker.delete("gone", companion_key("gone", "due:g"))

@@ -29,7 +29,7 @@ SEEDS = range(int(os.environ.get("TRIALS", "10")))
 STEPS = 60
 
 SCRIPT_PLACE = re.compile(r" script: \w+, on @user_script:\d+\.$")
-"""Where in a script Redis was when it raised: a twin has no such lines."""
+"""The position in a script at which Redis raised: an emulation has no such lines."""
 
 Side = Callable[[Args], Any]
 
@@ -61,7 +61,7 @@ def plain(reply: Any) -> Any:
 
 
 class Trial:
-    """The same words to both sides. Ids are given, so that both streams hold the same ones."""
+    """Sends the same arguments to both sides. Ids are explicit, so that both streams have the same ones."""
 
     def __init__(self, sides: tuple[Side, Side], seed: int) -> None:
         self._sides = sides
@@ -78,7 +78,7 @@ class Trial:
     def script(self, name: str, keys: list[bytes], *argv: bytes, shape: Callable[[Any], Any] = plain) -> Any:
         return self.both(b"EVALSHA", script(name).sha, b"%d" % len(keys), *keys, *argv, shape=shape)
 
-    # --- steps that set the stage -----------------------------------------------------------------------------------
+    # --- steps that prepare the keys----------------------------------------------------------------------------------
 
     def add(self) -> None:
         self._next_ms += self.random.choice((0, 1, 1, 2**40))

@@ -78,7 +78,7 @@ WAITS: dict[str, list[str]] = {
         *("0 MULTI", "0 XADD s 1-1 f v", "0 XDEL s 1-1", "0 EXEC"),
         "0 XINFO GROUPS s",
     ],
-    "what is deleted and made again in one go": [
+    "a key that is deleted and recreated in one transaction": [
         *GROUP,
         f"1 {READ}",
         *("0 MULTI", "0 DEL s", "0 XGROUP CREATE s g 0 MKSTREAM", "0 XADD s 1-1 f v", "0 EXEC"),
@@ -151,7 +151,7 @@ CHANGES = [
     "XACK s g 2-1",
     "XACK s g 2-1",
     "XGROUP SETID s g 0",
-    "XGROUP DELCONSUMER s g nobody",
+    "XGROUP DELCONSUMER s g absent",
     "XGROUP DELCONSUMER s g frank",
     "XGROUP DESTROY s none",
     "XGROUP DESTROY s g",

@@ -14,7 +14,7 @@ from support.resp_decoder import Decoder
 
 Words = tuple[bytes, ...]
 OperationFunction = tuple[int, Words]
-"""Which connection says what."""
+"""The connection, and the command that it sends."""
 
 
 class RealConnection:

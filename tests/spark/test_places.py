@@ -220,7 +220,7 @@ class Speculated(NamedTuple):
     rows: list[int]
     """As they lie in the stream; of several streams, one after the other."""
     attempts: dict[int, dict[str, str]]
-    """What each attempt of the first partition recorded_gaps at its end, by its number."""
+    """The counts that each attempt of the first partition recorded at its end, by attempt number."""
 
 
 @pytest.fixture(scope="module")

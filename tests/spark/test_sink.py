@@ -406,14 +406,14 @@ def test_unreachable_server_wrong_password_and_overwrite_are_errors(spark, broke
     with pytest.raises(PySparkException, match=r"BrokerUnavailable.*option url"):
         save(numbers(spark, 1), stream="o", url=f"redis://127.0.0.1:{free_port()}", deadlineMs="500")
     with pytest.raises(PySparkException, match=r"AuthenticationFailed.*passwordEnv"):
-        save(numbers(spark, 1), stream="o", username="nobody", passwordEnv="PATH")
+        save(numbers(spark, 1), stream="o", username="absent", passwordEnv="PATH")
     with pytest.raises(PySparkException, match="never overwritten"):
         save(numbers(spark, 1), mode="overwrite", stream="o")
     source = {"subscribe": "in", "startingOffsets": "earliest"}
     broker.xadd("in", {"event": "1"})
     sinks = [
         ({"url": f"redis://127.0.0.1:{free_port()}", "deadlineMs": "500"}, r"BrokerUnavailable.*option url"),
-        ({"username": "nobody", "passwordEnv": "PATH"}, r"AuthenticationFailed.*passwordEnv"),
+        ({"username": "absent", "passwordEnv": "PATH"}, r"AuthenticationFailed.*passwordEnv"),
     ]
     for at, (wrong, named) in enumerate(sinks):
         query = copy_query(spark, redis_url, tmp_path / str(at), source, {"stream": "o", **wrong})

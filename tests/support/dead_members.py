@@ -13,7 +13,7 @@ from millstream.broker.scripts import leases
 
 
 async def crash(client: AssignmentClient) -> None:
-    """Ends the member as a kill does: it releases nothing, and its lease goes on."""
+    """Ends the member as a kill does: it releases nothing, and its lease stays until it expires."""
     if client._watch is not None:  # its thread renews leases while the event loop is blocked
         client._watch.stop()
     for task in client._tasks:
@@ -22,7 +22,7 @@ async def crash(client: AssignmentClient) -> None:
 
 
 async def lease_runs_out(client: AssignmentClient) -> None:
-    """Of one that is dead: first its place among the members, then the locks that tell Go members of it."""
+    """Expires the lease of a dead member: first its member row, then the locks by which Go members know it."""
     steps = client._steps
     held = list(steps.owned.values())
     await steps._send_heartbeat(1)

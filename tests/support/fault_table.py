@@ -27,20 +27,20 @@ class Phase(Enum):
     CONNECTING = "connecting"
     """PING or AUTH on a new connection, or the connection itself."""
     COMMAND = "first command"
-    """The first command of a caller on a connection that stands."""
+    """The first command of a caller on an open connection."""
     BATCH = "middle of a batch"
-    """A command of a pipeline, and all that follow it; what stands before it was stored."""
+    """A command of a pipeline, and all that follow it; the commands before it were stored."""
     TRANSACTION = "inside a transaction"
     """A command between MULTI and EXEC, or EXEC itself."""
     BLOCKED = "while blocked"
-    """A read that waits."""
+    """A blocking read."""
 
 
 class Follows(Enum):
     RETRIED = "retried"
-    """Asked again, with pauses, until the deadline of the call; then raised, as an error that may be retried."""
+    """Retried, with pauses, until the deadline of the call; then raised as a retryable error."""
     FOLLOWED = "followed"
-    """Asked again at once, where the answer says."""
+    """Repeated at once, at the node that the reply names."""
     RAISED = "raised"
     """Raised at once. Nothing was stored, or the error says what was."""
     FATAL = "fatal"
@@ -48,7 +48,7 @@ class Follows(Enum):
     PERHAPS = "ambiguous"
     """A write that may not be repeated is raised with ``may_have_been_applied``; what may be repeated is retried."""
     NEVER = "-"
-    """The server does not answer that here."""
+    """The server never replies with this error here."""
 
 
 class FaultRow(NamedTuple):

@@ -33,7 +33,7 @@ class PipelineProcess:
         self._log.close()
 
     def finish(self, timeout_s: float) -> None:
-        """It ends by itself, and well; what it leaves behind is ended too."""
+        """Waits until it ends by itself with success, and ends the processes that it left."""
         try:
             assert self.process.wait(timeout_s) == 0, self.last_words()
         finally:

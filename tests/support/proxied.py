@@ -30,7 +30,7 @@ P = TypeVar("P", bound=Proxy)
 
 @contextmanager
 def unnamed(cluster: ClusterSetup) -> Iterator[ClusterSetup]:
-    """Its nodes tell where the others are by their ports alone."""
+    """A cluster whose nodes announce only ports, and no host names."""
     setting = "cluster-preferred-endpoint-type"
     for node in cluster.nodes:
         ask(node, "CONFIG", "SET", setting, "unknown-endpoint")
@@ -54,7 +54,7 @@ def before(servers: Servers, make: Callable[..., P]) -> list[P]:
 
 
 def url_through(servers: Servers, proxies: list[P]) -> str:
-    """Once the proxies listen."""
+    """The URL through the proxies; call it when they listen."""
     if isinstance(servers, RedisProcess):
         return proxies[0].url
     return "redis+cluster://" + ",".join(proxy.url.removeprefix("redis://") for proxy in proxies)

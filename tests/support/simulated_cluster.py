@@ -24,8 +24,8 @@ def node_of(key: bytes | None) -> int:
     return slot_of(key) * NODES // SLOTS if key is not None else 0
 
 
-class ClusterLink:
-    """``broker.transport = ClusterLink(broker.transport)``, where ``broker.context.cluster`` is set too."""
+class ClusterTransport:
+    """``broker.transport = ClusterTransport(broker.transport)``, where ``broker.context.cluster`` is set too."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -86,7 +86,7 @@ class ClusterLink:
 class SimulatedKeyWatch:
     """Reports each first write after a moment. Some reports are lost: the key then counts as watched all the same."""
 
-    def __init__(self, link: ClusterLink, chance: random.Random, *, lost: float = 0.0) -> None:
+    def __init__(self, link: ClusterTransport, chance: random.Random, *, lost: float = 0.0) -> None:
         self.armed: dict[bytes, bytes | None] = {}
         """The keys whose next write the server reports, and the state of each."""
         self._link = link

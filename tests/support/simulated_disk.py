@@ -12,7 +12,7 @@ from typing import IO, Literal
 
 @dataclass(slots=True)
 class _Content:
-    """One file's bytes: what programs see, and how many of them a power cut cannot take."""
+    """One file's bytes: what programs see, and how many of them survive a power cut."""
 
     seen: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
@@ -56,7 +56,7 @@ class SimulatedDisk:
         self._contents.pop(path, None)
 
     def sync_directory(self, path: Path) -> None:
-        """Names are durable at once; that the journal asks for it all the same shows when it fails."""
+        """Names are durable at once. The call can fail, which shows that the journal makes it."""
         if self.directory_sync_fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -83,7 +83,7 @@ class SimulatedDisk:
         return replay
 
     def unsynced(self, path: Path, steps: int | None = None) -> int:
-        """How many bytes of the file a power cut after so many steps may take."""
+        """How many bytes of the file a power cut after that many steps may lose."""
         replay = SimulatedDisk()
         for kind, where, what in self.steps if steps is None else self.steps[:steps]:
             replay._repeat(kind, where, what)

@@ -258,7 +258,7 @@ class AssignedSubscriber:
                 await asyncio.wait([previous])
             await self._inheriting.run(self._inherit(owned))
             await owned.subscriber.consume(owned.name, self._handler, publish_to=self._publish_to)
-        except Exception as error:  # any: otherwise a stream would be owned and never read
+        except Exception as error:  # after any error: otherwise the stream would be owned and never read
             if self.client.owned.get(owned.token.stream) == owned.token:
                 await self._give_up(owned.token, error)
         finally:

@@ -1,5 +1,5 @@
-"""The command ``millstream``: imports the chosen command's module alone, and turns errors into exit codes, so that
-scripts can tell what went wrong. ``docs/reference/cli.md`` lists them.
+"""The command ``millstream``: imports only the chosen command's module, and turns errors into exit codes, so that
+scripts can distinguish them. ``docs/reference/cli.md`` lists them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ALSO_USAGE: Final = frozenset({"TargetRefused"})
 _ALSO_UNREACHABLE: Final = frozenset({"TargetLost"})
 _ALSO_DENIED: Final = frozenset({"AccessRefused"})
 _TAKEN: Final = frozenset({"CheckpointLocked", "LeaseLost"})
-"""Errors of rooms that most commands do not load: known by name, so that telling an exit code costs no import."""
+"""Errors of packages that most commands do not import, by name, so that their exit codes need no import."""
 
 
 class Chapter(NamedTuple):
@@ -90,7 +90,7 @@ CHAPTERS = {
 
 
 def build(words: list[str]) -> typer.Typer:
-    """The command line with the chapter in ``words`` loaded, and the others as their one line of help."""
+    """The command line with the command group in ``words`` loaded, and the others as one line of help."""
     app = typer.Typer(
         name="millstream",
         help="Reliable event streams on Redis, from an embedded broker in one process to a Spark cluster.",
@@ -131,13 +131,13 @@ def build(words: list[str]) -> typer.Typer:
 
 
 SHARED = ("--url", "--output", "-o")
-"""Options with a value that nearly every command takes, and that people type before it, too."""
+"""Options with a value that nearly every command accepts, and that users may type before the command."""
 
 
 def behind_the_command(words: list[str]) -> list[str]:
-    """The same words with the shared options after the command: ``--url X streams ls`` is ``streams ls --url X``.
+    """The same arguments with the shared options after the command: ``--url X streams ls`` is ``streams ls --url X``.
 
-    One that stands behind the command already comes later, and wins. A command that does not take it says so itself.
+    An option after the command overrides it. A command that does not accept the option reports that itself.
     """
     path: list[str] = []
     moved: list[str] = []
@@ -148,20 +148,20 @@ def behind_the_command(words: list[str]) -> list[str]:
         elif rest[0].startswith(tuple(f"{one}=" for one in SHARED)):
             moved.append(rest.pop(0))
         elif rest[0].startswith("-"):
-            return [*path, *rest]  # such as --help: what it is asked about takes no shared option
+            return [*path, *rest]  # such as --help, which is not about a command with shared options
         else:
             path.append(rest.pop(0))
     return [*path, *moved, *rest]
 
 
 def _not_loaded() -> None:
-    """Stands in the list of commands for a chapter that this call did not choose."""
+    """A placeholder in the list of commands for a command group that was not chosen."""
 
 
 def _replace_closed_streams() -> None:
-    """A standard stream that was closed before the start becomes /dev/null: Python has None in its place.
+    """Opens /dev/null for a standard stream that was closed before the start, for which Python has None.
 
-    Its number must not be given to the next socket or file that is opened, either.
+    Otherwise the next socket or file that is opened would get the number of the standard stream.
     """
     for fd in range(3):
         try:
@@ -189,7 +189,7 @@ def main() -> None:
 
         show.error(f"error: {sentence(error, takes_url='pipeline' not in words[:1])}")
         sys.exit(exit_code(error))
-    except OSError as error:  # a full disk, a file that may not be read: the system's own words, without our insides
+    except OSError as error:  # a full disk, an unreadable file: the system's error text, without a traceback
         from millstream.cli import show
 
         show.error(f"error: {harmless(str(error))}")
@@ -241,7 +241,7 @@ _TYPE_INSTEAD: Final = (
 
 
 def sentence(error: MillstreamError, *, takes_url: bool = True) -> str:
-    """The error in terms of the command line. A command that does not take ``--url`` has its addresses in a file."""
+    """The error text for the command line. A command without ``--url`` has its addresses in a file."""
     text = str(error)
     for python, typed in (*_TYPE_INSTEAD, *(_ON_THE_COMMAND_LINE if takes_url else _IN_THE_FILE)):
         text = text.replace(python, typed)

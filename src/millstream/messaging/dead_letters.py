@@ -47,10 +47,10 @@ def signature(error: str) -> str:
 class FailureGroup:
     error_type: str
     error: str
-    """What they have in common."""
+    """The signature of their error text."""
     first: EntryId
     example: str
-    """One of them in full."""
+    """The complete text of one of them."""
     count: int = 0
     last: EntryId = MIN_ID
     groups: set[str] = field(default_factory=set)
@@ -80,7 +80,7 @@ class NoSuchDeadLetter(MillstreamError):
 
 @dataclass(frozen=True, slots=True)
 class PipelineFailure:
-    """Why a pipeline gave an event up: what it says in its letters, which are no entries that came from a stream."""
+    """Why a pipeline dead-lettered an event. Such dead letters are not entries of a stream."""
 
     pipeline: str
     stage: str
@@ -99,14 +99,14 @@ class DeadLetter:
 
     @property
     def failure(self) -> PipelineFailure | None:
-        """What a pipeline wrote; None in every other letter."""
+        """The details that a pipeline wrote; None in every other dead letter."""
         if self.details is not None or not self.fields.keys() >= {b"pipeline", b"stage", b"id", b"reason"}:
             return None
         return PipelineFailure(*(to_name(self.fields[name]) for name in (b"pipeline", b"stage", b"id", b"reason")))
 
     @property
     def error_type(self) -> str:
-        """The error's type; the stage that failed, in a pipeline's letter."""
+        """The error's type; in a pipeline's dead letter, the stage that failed."""
         if self.details is not None:
             return self.details.error_type
         return self.failure.stage if self.failure is not None else ""
@@ -124,7 +124,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which dead letters. What is None, or empty, does not count; nothing at all selects every one."""
+    """Selects dead letters. Criteria that are None or empty are ignored; without any, all dead letters are selected."""
 
     ids: frozenset[EntryId] = frozenset()
     error_type: str | None = None
@@ -155,14 +155,14 @@ EVERYTHING = Selection()
 
 @dataclass(slots=True)
 class Replayed:
-    """``added``: sent round again. ``already``: a replay that was interrupted had sent them. ``left``: they do not say
-    where they came from, and stay. With ``dry_run`` nothing was done, and ``added`` is what would be."""
+    """``added``: replayed. ``already``: replayed earlier, by an interrupted replay. ``left``: kept, because they do not
+    name their stream. With ``dry_run`` nothing was changed, and ``added`` is the number that would be replayed."""
 
     added: int = 0
     already: int = 0
     left: int = 0
     without_handler: dict[tuple[str, str], int] = field(default_factory=dict)
-    """How many stay because no group would handle them: by stream, and the missing group ("": it has none)."""
+    """How many are kept because no group would handle them, by stream and missing group ("": the stream has none)."""
     streams: dict[str, int] = field(default_factory=dict)
     dry_run: bool = False
 
@@ -192,7 +192,7 @@ class DeadLetters:
     async def list(
         self, selection: Selection = EVERYTHING, *, limit: int = 100, most: int | None = None
     ) -> list[DeadLetter]:
-        """The newest first. ``most``: how many letters are looked at; all of them by default."""
+        """Dead letters, newest first. ``most``: how many are examined; all by default."""
         found: list[DeadLetter] = []
         async for letter in self._newest(selection, most):
             found.append(letter)
@@ -209,8 +209,8 @@ class DeadLetters:
         return _read(found[0])
 
     async def by_error(self, selection: Selection = EVERYTHING, *, most: int | None = None) -> Sequence[FailureGroup]:
-        """Letters that failed alike, counted: same type, and same text but for numbers and ids. The most first.
-        ``most``: how many letters are looked at, the newest; all of them by default."""
+        """Counts of similar failures: same type, and same text except for numbers and ids. The most frequent first.
+        ``most``: how many of the newest dead letters are examined; all by default."""
         groups: dict[tuple[str, str], FailureGroup] = {}
         async for letter in self._newest(selection, most):
             key = (letter.error_type, signature(letter.error))
@@ -230,13 +230,13 @@ class DeadLetters:
         every_group: bool = False,
         for_group: str | None = None,
     ) -> Replayed:
-        """Sends the selected letters to where they came from (or ``to``), oldest first, at most ``rate`` a second.
+        """Appends the selected messages to their original stream (or ``to``), oldest first, at most ``rate`` a second.
 
-        Where they came from, only the group that dead-lettered a message handles it again, unless ``every_group``; in
-        another stream every group does. ``for_group`` names the one group instead, such as the new name of one that was
-        renamed. A letter for which there is no such group stays (``without_handler``). What fails again during the
-        replay is not replayed again. Each letter: appended, then removed; a crash between the two is made good by
-        running it again within a day.
+        In the original stream only the group that dead-lettered a message handles it again, unless ``every_group``; in
+        another stream every group does. ``for_group`` names the group instead, for example after it was renamed. A dead
+        letter is kept if there is no such group (``without_handler``). Messages that fail again during the replay are
+        not replayed again. Each message is appended, and then its dead letter is removed. After a crash between the
+        two, repeat the call within a day: it adds nothing twice.
         """
         if every_group and for_group is not None:
             raise InvalidArgument("for_group", for_group, "None together with every_group")
@@ -272,7 +272,7 @@ class DeadLetters:
         return done
 
     async def purge(self, selection: Selection = EVERYTHING, *, limit: int | None = None, dry_run: bool = False) -> int:
-        """Throws the selected letters away; returns how many."""
+        """Deletes the selected dead letters; returns how many."""
         gone = 0
         async for batch in self._batches(selection, PAGE, limit):
             gone += len(batch) if dry_run else await self._broker.xdel(self.name, [letter.id for letter in batch])
@@ -315,7 +315,7 @@ class DeadLetters:
         entries = [(f"replay {self.name} {letter.id}", _renewed(letter, group)) for letter in letters]
         began_s = time.monotonic()
         appended = await self._broker.append_unique(target, entries)
-        # Remove only after the append is certain: the other way round, a crash in between would lose the letter.
+        # Remove only after the append is certain: the other way round, a crash in between would lose the message.
         await self._broker.xdel(self.name, [letter.id for letter in letters])
         added = sum(id is not None for id in appended.ids)
         done.added += added
@@ -337,7 +337,7 @@ class DeadLetters:
             yield batch
 
     async def _newest(self, selection: Selection, most: int | None) -> AsyncIterator[DeadLetter]:
-        """Newest first, of the ``most`` newest letters."""
+        """Newest first, of the ``most`` newest dead letters."""
         end: str | EntryId = "+"
         left = most
         while left is None or left > 0:
@@ -353,7 +353,8 @@ class DeadLetters:
             left = None if left is None else left - count
 
     async def _all(self, selection: Selection) -> AsyncIterator[DeadLetter]:
-        """Oldest first, up to the last one at the start: later dead letters are left for the next call."""
+        """Oldest first, up to the one that was last when the call began: later dead letters are left for the next
+        call."""
         newest = await self._broker.xrevrange(self.name, selection.before or MAX_ID, "-", count=1)
         start = f"({selection.after}" if selection.after is not None else "-"
         while newest and (page := await self._broker.xrange(self.name, start, newest[0].id, count=PAGE)):

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-AGAIN = Backoff(initial_ms=500, max_ms=5_000)
+RETRY_BACKOFF = Backoff(initial_ms=500, max_ms=5_000)
 
 
 class DelayedPublisher:
-    """One task for all topics that this process delayed messages to; it sleeps until the next one is due."""
+    """One task for all topics with messages that this process has delayed. It sleeps until the next one is due."""
 
     def __init__(self, broker: BrokerProtocol) -> None:
         self._broker = broker
         self._due_at: dict[str, float] = {}
         self._failures: dict[str, int] = {}
-        """In a row, by topic."""
+        """Consecutive failures, by topic."""
         self._nudge = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -66,7 +66,7 @@ class DelayedPublisher:
             except MillstreamError as error:
                 log.warning("publishing delayed messages to %s: %s", topic, error)
                 next_ms = self._failed(topic)
-            except Exception as error:  # whatever it was: what is due must not wait until another message is delayed
+            except Exception as error:  # after any error: due messages must not wait until another message is delayed
                 log.exception("publishing delayed messages to %s failed", topic)
                 self._broker.context.observer(
                     "messaging.part_restarted",
@@ -79,6 +79,6 @@ class DelayedPublisher:
                 self.due_in(topic, next_ms)
 
     def _failed(self, topic: str) -> int:
-        """In how many milliseconds it is tried again."""
+        """The time until the next attempt, in milliseconds."""
         self._failures[topic] = self._failures.get(topic, 0) + 1
-        return AGAIN.delay_ms(self._failures[topic], random.random())  # noqa: S311 (jitter, not a secret)
+        return RETRY_BACKOFF.delay_ms(self._failures[topic], random.random())  # noqa: S311 (jitter, not a secret)

@@ -1,4 +1,4 @@
-"""What a handler needs, read from its signature when it is registered; a mistake is an error then, never at a message.
+"""Reads the dependencies of a handler from its signature. A mistake raises at registration, and not at a message.
 
 Pure: a signature goes in, a plan of calls comes out. ``calls.py`` runs the plan.
 """
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Dependency:
-    """What ``Depends`` leaves in a signature."""
+    """The marker that ``Depends`` puts into a signature."""
 
     function: Callable[..., Any]
     use_cache: bool = True
@@ -33,14 +33,14 @@ def Depends(function: Callable[..., Any], *, use_cache: bool = True) -> Any:
 
     ``function`` may be sync (it runs in a thread), async, or a generator of either kind that yields once: what follows
     its ``yield`` runs when the handler has ended and before its message is acknowledged, so a failing clean-up counts
-    as a failed handler. It may have dependencies itself, and a parameter annotated ``Message``. One message calls it
-    once, however often it is asked for, unless ``use_cache`` is false.
+    as a failed handler. It may have dependencies itself, and a parameter annotated ``Message``. It is called once per
+    message, also if several functions depend on it, unless ``use_cache`` is false.
     """
     return Dependency(function, use_cache)
 
 
 class Given(Enum):
-    """What comes with the message rather than from a dependency."""
+    """Arguments that come from the message and not from a dependency."""
 
     BODY = "the command or event itself"
     MESSAGE = "the message that carried it"
@@ -77,8 +77,8 @@ def plan_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
 
 
 def plan_topic_handler(function: Callable[..., Any]) -> tuple[type | None, Plan] | None:
-    """The same for a handler of a topic, which may also take the message alone; None where that is all it takes, and
-    no plan is needed."""
+    """The same for a handler of a topic, which may also take only the message; then no plan is needed, and the result
+    is None."""
     wanted = [
         (parameter, annotation)
         for parameter, annotation, dependency in _parameters(function, refuse=False)
@@ -97,7 +97,7 @@ def plan_topic_handler(function: Callable[..., Any]) -> tuple[type | None, Plan]
 
 
 def plan_batch_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
-    """What the list holds that a batch handler takes (messages, or their bodies), and how to call it."""
+    """The type of the items in a batch handler's list (messages, or bodies), and how to call it."""
     item: type | None = None
     arguments: list[tuple[str, Given | Plan]] = []
     for parameter, annotation, dependency in _parameters(function):

@@ -1,6 +1,4 @@
-"""What can go wrong with messages, beyond what can go wrong with the broker; and what middleware raises in a handler's
-place.
-"""
+"""Errors of messages, in addition to those of the broker, and errors that middleware raises in place of a handler."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ Returned = TypeVar("Returned", bound=Put | Awaitable[Put])
 
 
 class HandlerDecorator(Protocol):
-    """Takes a function whose first parameter is the message or its body, and returns it as it was."""
+    """Takes a function whose first parameter is the message or its body, and returns it unchanged."""
 
     def __call__(
         self, function: Callable[Concatenate[Taken, P], Returned], /

@@ -1,4 +1,4 @@
-"""Retention where the worker is: applies the policies that a router's routes declare.
+"""Retention in the workers: applies the policies that a router's routes declare.
 
 Every worker declares its policies next to the streams. For each stream one worker of the fleet holds a lease and
 applies the policy; each of its steps compares the lease and what groups need in the same atomic step that deletes. If
@@ -71,7 +71,7 @@ PACE = Pace()
 LEASE_INTERVALS = 3
 DECLARED_INTERVALS = 6
 MS_PER_STREAM = 5
-"""The intervals are at least so long for each stream: 2,000 streams have the intervals above."""
+"""The minimum interval per stream: with 2,000 streams the intervals are those above."""
 
 
 class ContradictingPolicies(MillstreamError):

@@ -1,4 +1,4 @@
-"""Commands and events as messages and back."""
+"""Converts commands and events to messages and back."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 BODY_NAME = "name"
-"""The metadata key under which the class's name travels."""
+"""The metadata key of the class's name."""
 
 
 class Marshaler(Protocol):
-    """How commands and events travel. ``name`` decides the topic; ``unmarshal`` raises CannotUnmarshal, which buries
-    the message at once: trying again cannot help it. ``kind`` is what a handler is annotated with: a class, or an alias
-    such as ``ChangeEvent[Order]``."""
+    """The format of commands and events in messages. ``name`` decides the topic. ``unmarshal`` raises CannotUnmarshal,
+    which dead-letters the message at once, because a retry cannot succeed. ``kind`` is the annotation of a handler: a
+    class, or an alias such as ``ChangeEvent[Order]``."""
 
     def name(self, kind: type) -> str: ...
 
@@ -31,40 +31,40 @@ class Marshaler(Protocol):
 
 
 def is_body(value: object) -> bool:
-    """A pydantic model or a dataclass: what a handler may return instead of a message."""
+    """Whether it is a pydantic model or a dataclass, which a handler may return instead of a message."""
     return hasattr(type(value), "__pydantic_validator__") or hasattr(type(value), "__dataclass_fields__")
 
 
 def check_body(marshaler: Marshaler, kind: type) -> str | None:
-    """Why nothing of this kind can ever be unmarshaled, where that is known before the first message."""
+    """The reason why no message can be unmarshaled to this kind, if that is known at registration."""
     if not isinstance(marshaler, PydanticMarshaler):
         return None
     try:
         _adapter(row_type(kind) or kind)
-    except Exception as error:  # pydantic's own, which differ between its versions
+    except Exception as error:  # pydantic's own error types, which differ between its versions
         return text_of(error).splitlines()[0]
     return None
 
 
 class PydanticMarshaler:
-    """JSON, validated: pydantic models, dataclasses, TypedDicts, and whatever else pydantic can describe.
+    """Validated JSON: pydantic models, dataclasses, TypedDicts, and every other type that pydantic supports.
 
-    What is marshaled can be unmarshaled: fields travel under their names and are read by name or alias, what is
-    computed does not travel, and a float that JSON has no number for travels as "NaN", "Infinity" or "-Infinity".
+    A marshaled body can be unmarshaled: fields are written under their names and read by name or alias, computed fields
+    are not written, and floats that JSON does not have are written as "NaN", "Infinity" or "-Infinity".
 
     If the message is an entry of a pipeline's redis sink, a handler receives the row after the change; a handler that
     is annotated with ``ChangeEvent[Order]`` receives the whole change.
     """
 
     def name(self, kind: type) -> str:
-        """The class's name. ``ChangeEvent[Order]`` has the name of its rows, because it travels where they do."""
+        """The class's name. ``ChangeEvent[Order]`` has the name of its row type, because both use the same topic."""
         return type_name(kind if kind is ChangeEvent else row_type(kind) or kind)
 
     def marshal(self, body: object) -> Message:
         kind = type(body)
         adapter = _adapter(kind)
         payload = adapter.dump_json(body, by_alias=False, round_trip=True)
-        if b"null" in payload:  # perhaps a NaN, of which pydantic makes null, which is no float when it comes back
+        if b"null" in payload:  # perhaps a NaN: pydantic writes it as null, which cannot be read back as a float
             plain = adapter.dump_python(body, mode="json", by_alias=False, round_trip=True)
             if (converted := _special_floats_as_text(plain)) is not plain:
                 payload = json.dumps(converted, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
@@ -97,7 +97,7 @@ def _change_event(message: Message, row: Any, name: str) -> ChangeEvent[Any]:
 
 
 def _is_incomplete(kind: Any, text: str) -> bool:
-    """Whether a row lacks columns, and all that it has are valid: most databases log no more than an old row's key."""
+    """Whether a row lacks columns and its other columns are valid: most databases log only the key of an old row."""
     try:
         _adapter(kind).validate_json(text, by_alias=True, by_name=True)
     except ValueError as error:
@@ -111,9 +111,9 @@ def _validated(kind: Any, text: str | bytes, name: str, place: str) -> Any:
     try:
         return _adapter(kind).validate_json(text, by_alias=True, by_name=True)
     except ValueError as error:
-        if not hasattr(error, "errors"):  # not pydantic's, but a stranger's in a validator of the user's
+        if not hasattr(error, "errors"):  # not an error of pydantic, but of a validator of the user
             raise
-        # include_input=False: an error travels into logs and dead letters, where a payload may not belong.
+        # include_input=False: errors are written to logs and dead letters, which may not be allowed to have payloads.
         found = error.errors(include_input=False, include_url=False, include_context=False)
         shown = (
             f"{'.'.join(filter(None, (place, *map(str, each['loc'])))) or 'body'}: {each['msg']}" for each in found
@@ -123,7 +123,7 @@ def _validated(kind: Any, text: str | bytes, name: str, place: str) -> Any:
 
 
 def _special_floats_as_text(value: Any) -> Any:
-    """The same value where it holds no special float; else one with texts in their places."""
+    """The value, with special floats replaced by texts."""
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     if isinstance(value, dict):
@@ -136,12 +136,12 @@ def _special_floats_as_text(value: Any) -> Any:
 
 
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
-"""As many as the program has commands and events."""
+"""One entry for each command and event of the program."""
 
 
 def _adapter(kind: type) -> TypeAdapter[Any]:
     if (adapter := _ADAPTERS.get(kind)) is None:
-        from pydantic import TypeAdapter  # not loaded by those whose handlers take messages
+        from pydantic import TypeAdapter  # not imported by programs whose handlers take messages
 
         adapter = _ADAPTERS[kind] = TypeAdapter(kind)
     return adapter

@@ -1,6 +1,6 @@
-"""The message: what a producer hands in and a handler receives. A received one can be settled, exactly once.
+"""The message that a producer publishes and a handler receives. A received message is settled exactly once.
 
-Settling says what is to become of the delivery; the subscription that delivered it does it, in batches.
+Settling a message sets the outcome of its delivery; the subscription that delivered it applies the outcome, in batches.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from millstream.messaging.outcome import ACKED, DeadLetterOutcome, Outcome, Retr
 from millstream.model import EntryId
 
 KEY = "key"
-"""The metadata that names what must stay in order (an account, an order number)."""
+"""The metadata with the key whose messages stay in order (an account, an order number)."""
 
 
 class Origin(Protocol):
-    """Where a message was received: what its deliveries have in common, and who settles them."""
+    """Where a message was received: topic, group and consumer, and the object that takes its outcome."""
 
     topic: str
     group: str | None
     consumer: str | None
 
     def settle(self, message: Message, outcome: Outcome) -> None:
-        """Takes note of the outcome; never waits. Raises where this origin cannot bring it about."""
+        """Queues the outcome without waiting. Raises if this origin cannot apply it."""
 
 
 class Message:
@@ -67,11 +67,12 @@ class Message:
         self.valid_until = 0.0
         """Until then (monotonic seconds) no other consumer can have claimed the entry. Written by the subscription."""
         self.weight = 0
-        """Bytes that it counts for in the subscription's book, whatever a handler makes of its payload."""
+        """Its size in the in-flight table, in bytes, even if a handler changes the payload."""
         self.begun = True
-        """False while middleware makes it wait for its handler: if it is returned then, the delivery is not counted."""
+        """False while middleware delays the call of its handler: if it is returned then, its delivery is not
+        counted."""
         self.held_since_ms = 0.0
-        """When a heartbeat first found it (monotonic milliseconds). 0: none has. Kept by the subscription."""
+        """When the first heartbeat included it, in monotonic milliseconds; 0: none has. Written by the subscription."""
         self._origin: Origin | None = None
         self._outcome: Outcome | None = None
         self._state: Enum | None = None
@@ -80,7 +81,7 @@ class Message:
     @property
     def uuid(self) -> str:
         if self._uuid is None:
-            # An entry that came without one is named after its place, so that all its deliveries agree.
+            # An entry without a uuid gets one from its stream and id, so that all its deliveries have the same.
             self._uuid = new_uuid() if self.id is None else str(uuid5(NAMESPACE_URL, f"{self.topic}/{self.id}"))
         return self._uuid
 
@@ -102,19 +103,19 @@ class Message:
 
     @property
     def settled(self) -> Outcome | None:
-        """What this delivery was settled with; None while it is not."""
+        """The outcome of this delivery; None while it has none."""
         return self._outcome
 
     async def ack(self) -> None:
-        """Done. Queued at once and sent with the next batch of acknowledgements, a moment later.
+        """Acknowledges the message. It is queued at once and sent a moment later with the next batch.
 
-        A crash in that moment means one more delivery; closing the subscriber sends what is queued.
+        After a crash in that moment the message is redelivered. Closing the subscriber sends queued acknowledgements.
         Raises AlreadySettled.
         """
         self.settle(ACKED)
 
     async def nack(self, delay_ms: int | None = None, error: BaseException | None = None) -> None:
-        """Not done: it comes back after ``delay_ms`` (None: the subscriber's backoff), until ``max_deliveries``.
+        """Redelivers the message after ``delay_ms`` (None: the subscriber's backoff), up to ``max_deliveries`` times.
 
         The delay may be longer than the time after which idle entries are claimed. Raises AlreadySettled.
         """
@@ -125,7 +126,7 @@ class Message:
         self.settle(DeadLetterOutcome(reason if isinstance(reason, BaseException) else Rejected(reason)))
 
     def settle(self, outcome: Outcome) -> None:
-        """The one place where a delivery gets its outcome. A message that was never received just remembers it."""
+        """The only place where a delivery gets its outcome. A message that was never received only stores it."""
         if self._outcome is not None:
             raise AlreadySettled(self.uuid, type(self._outcome).__name__.lower())
         if self._origin is not None:
@@ -153,7 +154,7 @@ class Message:
         return self
 
     def copy(self) -> Message:
-        """The same payload, metadata and uuid, without a past: to be published, not settled."""
+        """The same payload, metadata and uuid, without an origin: to be published, not settled."""
         return Message(self.payload, dict(self.metadata), self.uuid)
 
     def __repr__(self) -> str:
@@ -164,15 +165,15 @@ class Message:
 
 _block: list[str] = []
 """Uuids that are ready for use, last first."""
-os.register_at_fork(after_in_child=_block.clear)  # or parent and child would hand out the same ones
+os.register_at_fork(after_in_child=_block.clear)  # or parent and child would use the same ones
 _LAST_DIGITS = [f"{number:02x}" for number in range(255, -1, -1)]
 
 
 def new_uuid() -> str:
     """A UUID in the form of version 4, as text: unique, not secret.
 
-    Made in blocks that share 114 random bits and differ in their last digits: a tenth of what the standard library
-    takes for each, which is more than all the rest of publishing a message.
+    Generated in blocks that share 114 random bits and differ in their last digits, in a tenth of the time of the
+    standard library, whose uuids take longer than everything else in a publish.
     """
     if not _block:
         h = os.urandom(16).hex()

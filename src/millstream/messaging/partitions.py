@@ -1,8 +1,9 @@
-"""One topic over N streams: a key always goes to the same one, so that its messages stay in order across a fleet. Pure.
+"""One topic over N streams: messages of a key are always in the same stream, so they stay in order across consumers.
+Pure.
 
-Each stream has one owner at a time (``millstream.assignment`` sees to that). The number of partitions must be the same
-wherever the topic is written or read: changing it moves keys to other streams, and gives up their order at that moment.
-Drain the topic first.
+``millstream.assignment`` gives each stream one owner at a time. All publishers and subscribers of the topic must use
+the same number of partitions. A change of the number moves keys to other streams, which breaks their order: drain the
+topic first.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from millstream.errors import InvalidArgument
 from millstream.messaging.message import Message
 from millstream.messaging.settings import check_topic
 
-MOST = 10_000
+MAX_PARTITIONS = 10_000
 
 
 def check_partitions(partitions: object) -> int:
-    if type(partitions) is not int or not 1 <= partitions <= MOST:
+    if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidArgument("partitions", partitions, "a number from 1 to 10,000")
     return partitions
 
 
 def partition_streams(topic: str, partitions: int) -> list[str]:
-    """The physical streams' names."""
+    """The names of the topic's streams."""
     check_partitions(partitions)
     if not topic:
         raise InvalidArgument("topic", topic, "a name that is not empty")
@@ -33,20 +34,20 @@ def partition_streams(topic: str, partitions: int) -> list[str]:
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """Where a key goes: the same in every process and in every version, as order depends on it."""
+    """The partition of a key: the same in every process and in every version, because order depends on it."""
     return zlib.crc32(key.encode("utf-8", "surrogateescape")) % partitions
 
 
 def check_partitioned(partitioned: Mapping[str, int] | None) -> dict[str, int]:
-    """Topics and their numbers of partitions. Raises InvalidArgument."""
+    """Checks topics and their numbers of partitions. Raises InvalidArgument."""
     if partitioned is not None and not isinstance(partitioned, Mapping):
         raise InvalidArgument("partitions", partitioned, "topics and their numbers, such as {'orders': 16}")
     return {topic: check_partitions(number) for topic, number in (partitioned or {}).items()}
 
 
 def split_by_key(topic: str, partitions: int, messages: Sequence[Message]) -> dict[str, list[int]]:
-    """The streams that messages go to, each with their places in ``messages``, in order. Raises InvalidArgument for a
-    message without a key: it would have no place in any order."""
+    """The streams of the messages, each with the indexes of its messages, in order. Raises InvalidArgument for a
+    message without a key."""
     split: dict[str, list[int]] = {}
     target = PartitionedTopic(topic, partitions)
     for place, message in enumerate(messages):
@@ -55,14 +56,14 @@ def split_by_key(topic: str, partitions: int, messages: Sequence[Message]) -> di
 
 
 class PartitionedTopic(NamedTuple):
-    """A topic that is split by key, for handlers to publish to: ``publish_to=PartitionedTopic("bills", 4)``. The same
-    number wherever the topic is written or read. What a handler returns needs the metadata "key"."""
+    """A partitioned topic to which a handler publishes: ``publish_to=PartitionedTopic("bills", 4)``. The number must be
+    the same in all publishers and subscribers. The messages that the handler returns need the metadata "key"."""
 
     name: str
     partitions: int
 
     def stream_of(self, message: Message) -> str:
-        """Where the message goes. Raises InvalidArgument for one without a key."""
+        """The stream of the message. Raises InvalidArgument for one without a key."""
         if not isinstance(message, Message) or message.key is None:
             allowed = f"messages whose metadata has a 'key': {self.name!r} has partitions"
             raise InvalidArgument("messages", message, allowed)
@@ -70,7 +71,7 @@ class PartitionedTopic(NamedTuple):
 
 
 OutputTopic = str | PartitionedTopic
-"""Where handlers publish to."""
+"""A topic to which a handler publishes."""
 
 
 def check_output_topic(publish_to: object) -> None:
@@ -85,12 +86,12 @@ def check_output_topic(publish_to: object) -> None:
 
 
 def output_stream(publish_to: OutputTopic, message: Message) -> str:
-    """The stream that a handler's output goes to. Raises InvalidArgument where it needs a key and has none."""
+    """The stream of a handler's output. Raises InvalidArgument if the output needs a key and has none."""
     return publish_to if isinstance(publish_to, str) else publish_to.stream_of(message)
 
 
 def outputs_by_stream(publish_to: OutputTopic, outputs: Sequence[Message]) -> dict[str, list[Message]]:
-    """Outputs by the stream that they go to, each in order."""
+    """Outputs by stream, each in order."""
     found: dict[str, list[Message]] = {}
     for one in outputs:
         found.setdefault(output_stream(publish_to, one), []).append(one)

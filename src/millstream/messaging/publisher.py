@@ -1,7 +1,7 @@
-"""Messages into streams: concurrent publishes travel together, in order, and a retry adds nothing.
+"""The publisher: concurrent publishes share batches, in the order of the calls, and a retry adds nothing.
 
-In: messages from any number of tasks of one event loop. Out: ``append_once``, one batch after the other for each topic.
-A lone publish leaves at once; while a batch is on its way, the next one gathers.
+Messages of any number of tasks of one event loop are appended with ``append_once``, one batch after the other for each
+topic. A single publish is sent at once; the next batch fills while one is in flight.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Publisher:
         delay_ms: int | None = None,
         durability: Durability | str | None = None,
     ) -> list[EntryId | None]:
-        """Stores the messages, side by side and in order, and returns their ids once the broker has them.
+        """Stores the messages, in order and without others in between, and returns their ids once the broker has them.
 
         A pydantic model or a dataclass is stored as JSON, as a handler that is annotated with the class reads it. For
         metadata, such as the key of a topic with partitions, pass a Message.
@@ -147,8 +147,8 @@ class Publisher:
         for a day after it is due.
         ``delay_ms``: stored now, published later by this publisher or by any subscriber of the topic;
         the ids are not known yet (None). ``durability``: what must have happened before this returns.
-        Waits while too much is buffered. Cancelled, it may or may not publish. Raises PublisherClosed,
-        PayloadTooLarge, and what the broker raises when ``retry_ms`` are over; then it may or may not be stored.
+        Waits while too much is buffered. If it is cancelled, the messages may or may not be stored. Raises
+        PublisherClosed, PayloadTooLarge, and the broker's error after ``retry_ms``; then, too, they may be stored.
         """
         if self._closed:
             raise PublisherClosed("this publisher was closed. Make another one.")

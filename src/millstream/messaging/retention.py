@@ -1,6 +1,7 @@
 """How long a stream keeps its entries: a policy for each stream, and a janitor that applies it.
 
-Nothing goes that a group still needs. The hard limits are the one exception: a switch of its own, counted and logged.
+Entries that a group still needs are kept. The hard limits are the only exception: what they remove is counted and
+logged.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ STEPS_PER_CALL = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """What may go. Limits that are None do not count; one at least must be set.
+    """Which entries may be deleted. Limits that are None do not apply; at least one must be set.
 
     ``keep_acked_ms``: how long an entry stays after every group has acknowledged it (up to a sixteenth and one interval
-    longer). The other limits bound what stays, as far as the groups allow. ``hard_max_len``, ``hard_max_bytes`` and
-    ``hard_max_age_ms`` hold whatever the groups say: they protect the server's memory, or keep what must not be kept
-    for longer from staying; and they lose entries, counted for each group.
+    longer). The other limits apply as far as the groups allow. ``hard_max_len``, ``hard_max_bytes`` and
+    ``hard_max_age_ms`` apply even to entries that groups need. They protect the server's memory, or delete data that
+    must not be kept for longer. Messages are lost, and counted for each group.
 
     ``delete_acked``: entries are deleted as soon as every group has acknowledged them, also those behind an entry that
     is still pending. A group that is created later does not see them.
@@ -90,7 +91,8 @@ class RetentionPolicy:
 
     @classmethod
     def parse(cls, written: Mapping[str, object], *, argument: str = "retention") -> Self:
-        """Reads what people write: ``{"max_age": "7d", "max_len": 100000, "max_bytes": "1gb", "keep_acked": "1h"}``."""
+        """Parses a policy from texts and numbers: ``{"max_age": "7d", "max_len": 100000, "max_bytes": "1gb",
+        "keep_acked": "1h"}``."""
         readers = {
             "max_age": ("max_age_ms", parse_duration_ms),
             "hard_max_age": ("hard_max_age_ms", parse_duration_ms),
@@ -163,7 +165,7 @@ class StreamReport:
 
 
 def holding_groups(retained: Retained, groups: Sequence[GroupInfo], dead_after_ms: int) -> list[HoldingGroup]:
-    """Who holds entries back, the one with most first. Pure."""
+    """The groups that hold entries back, the one with the most first. Pure."""
     idle = {info.name: min((each.idle_ms for each in info.consumers), default=None) for info in groups}
     found = []
     for hold in retained.groups:
@@ -242,14 +244,13 @@ class PolicyRunner:
 
 
 class Janitor:
-    """Applies policies now and then: inside a service (``async with Janitor(...)``) or by itself (``await run()``).
+    """Applies policies repeatedly: inside a service (``async with Janitor(...)``) or by itself (``await run()``).
 
-    ``policies`` goes from a stream's name, or a glob such as ``events.*``, to its policy; the first that matches a
-    stream decides. Dead letters are matched only where they are named: by their stream, or by a glob that ends in
-    ``.dlq``. Load-balancer streams are matched only by their own name or by a glob that ends in ``-input``: a data
-    stream whose announcement is trimmed gets no owner. Several janitors at once do no harm. A stream that fails is
-    reported, and the next one is tended.
-    ``observer`` is the broker's, unless another is given.
+    ``policies`` maps a stream's name, or a glob such as ``events.*``, to its policy; the first that matches a stream
+    applies. Dead-letter streams are matched only by their own name or by a glob that ends in ``.dlq``. Load-balancer
+    streams are matched only by their own name or by a glob that ends in ``-input``: a data stream whose announcement is
+    trimmed gets no owner. Several janitors may run at once. An error of one stream is reported, and does not affect the
+    next one. ``observer``: the broker's by default.
     """
 
     def __init__(
@@ -284,24 +285,26 @@ class Janitor:
             except MillstreamError as error:
                 self._observer("messaging.retention_failed", stream=stream, error=str(error))
                 log.warning("retention of %r failed: %s", stream, error)
-            except Exception as error:  # whatever it was, the streams after this one grow no less
+            except Exception as error:  # after any error, because the next streams grow too
                 self._observer("messaging.retention_failed", stream=stream, error=text_of(error))
                 log.exception("retention of %r failed", stream)
         return reports
 
     async def tend(self, stream: str, policy: RetentionPolicy) -> StreamReport:
-        """One stream, now."""
+        """Applies the policy to one stream now."""
         return await self._runner.apply(stream, policy)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             try:
                 await self.sweep()
             except MillstreamError as error:  # listing the streams failed
                 self._observer("messaging.retention_failed", stream="", error=str(error))
                 log.warning("retention could not list streams: %s", error)
-            except Exception as error:  # a janitor that ended in silence would show only when the memory is full
+            except (
+                Exception
+            ) as error:  # if the janitor ended silently, it would be noticed only when the memory is full
                 self._observer("messaging.retention_failed", stream="", error=text_of(error))
                 log.exception("retention could not list streams")
             await asyncio.sleep(self._interval)
@@ -321,7 +324,7 @@ class Janitor:
         for name, policy in self._policies.items():
             matching = await self._broker.list_streams(name) if _is_glob(name) else [name]
             for stream in matching:
-                # No group needs a dead letter, so nothing would hold it back: a policy for all streams is not for them.
+                # No group needs a dead letter, so a policy for all streams would delete dead letters.
                 if not name.endswith(DEAD_LETTERS) and stream.endswith(DEAD_LETTERS):
                     continue
                 if stream in chosen or (

@@ -1,8 +1,8 @@
-"""A route: one topic, one group, one handler and what is wrapped around it. Checked when it is made.
+"""A route: one topic, one group, one handler and its middleware. It is checked when it is created.
 
-Several topics for one handler may have weights: each topic is read as always; what may start is decided here. Of the
-starts, a topic that has something waiting gets its share by weight, spread evenly: with 3 and 1, three of the first to
-one of the second, and no topic starves.
+Several topics of one handler may have weights. Each topic is read as usual; a priority queue decides which message
+starts next. Topics with waiting messages share the starts by weight, evenly spread: with weights 3 and 1, three
+messages of the first start for each one of the second. No topic starves.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 
 class WeightedTurns:
-    """Whose turn it is. Pure. Every topic that waits earns its weight with each turn; the richest goes, and pays what
-    all of them have earned."""
+    """Decides which topic starts next. Pure. With each decision every waiting topic is credited with its weight. The
+    topic with the most credit is chosen, and pays the sum of these weights."""
 
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights = dict(weights)
         self._credit = dict.fromkeys(weights, 0)
 
     def next(self, waiting: Iterable[str]) -> str:
-        """One of those that wait. Of equals the heavier, then the one that was named first."""
+        """Returns one of the waiting topics. Of equals, the one with the higher weight, then the first one named."""
         names = set(waiting)
         some = [name for name in self._weights if name in names]
         for name in some:
@@ -69,12 +69,12 @@ class WeightedTurns:
         self._credit[chosen] -= sum(self._weights[name] for name in some)
         for name in self._credit:
             if name not in names:
-                self._credit[name] = 0  # nothing is saved up while nothing waits
+                self._credit[name] = 0  # a topic without waiting messages keeps no credit
         return chosen
 
 
 class _GateState:
-    """The free places and the waiting handlers of one event loop."""
+    """The number of handlers that may start now, and the waiting handlers, of one event loop."""
 
     def __init__(self, weights: Mapping[str, int], limit: int) -> None:
         self.turns = WeightedTurns(weights)
@@ -83,8 +83,8 @@ class _GateState:
 
 
 class PriorityGate:
-    """Lets ``limit`` handlers run at a time, of all topics together. A route of a module outlives an event loop, so
-    each loop has its own places and futures."""
+    """The priority queue between the topics of one handler: at most ``limit`` handlers run at a time, over all topics.
+    A module's route can be used in several event loops, so each loop has its own count and futures."""
 
     def __init__(self, weights: Mapping[str, int], limit: int) -> None:
         self.limit = limit
@@ -99,7 +99,7 @@ class PriorityGate:
         return state
 
     async def enter(self, topic: str) -> None:
-        """Returns when a handler of this topic may run. Cancelled, nothing is taken."""
+        """Returns when a handler of this topic may start. If it is cancelled, it takes no place."""
         state = self._state()
         if state.free > 0 and not any(state.waiting.values()):
             state.free -= 1
@@ -110,7 +110,7 @@ class PriorityGate:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.leave()  # its turn had come in the same moment
+                self.leave()  # it was chosen in the same moment
             elif turn in state.waiting[topic]:
                 state.waiting[topic].remove(turn)
             raise
@@ -138,13 +138,13 @@ def check_weights(weights: Mapping[str, int]) -> None:
 
 
 class DuplicateRoute(MillstreamError):
-    """Two handlers of one topic share a group, so each would get a part of the messages only. ``places`` names both."""
+    """Two handlers of one topic share a group, so each would receive only some messages. ``places`` names both."""
 
     places: tuple[str, str]
 
     def __init__(self, topic: str, group: str, first: str, second: str) -> None:
         super().__init__(
-            f"{first} and {second} both read {topic!r} in group {group!r}, and would share its messages between them. "
+            f"{first} and {second} both read {topic!r} in group {group!r}: each would receive only a part of them. "
             "Give each a group of its own.",
             topic=topic,
             group=group,
@@ -155,27 +155,27 @@ class DuplicateRoute(MillstreamError):
 @dataclass(frozen=True, slots=True)
 class Route:
     name: str
-    """The handler's, for people: in facts, in poisoned messages, in logs."""
+    """The handler's name in observer events, poison-queue metadata and logs."""
     topic: str
     group: str | None
     handler: Handler
     place: str
     publish_to: OutputTopic | None = None
     partitions: int | None = None
-    """The topic is split by key into so many streams, each with one owner at a time."""
+    """The number of streams into which the topic is split by key, each with one owner at a time."""
     batch: int | None = None
-    """The handler takes lists of up to so many messages."""
+    """The maximum number of messages that the handler takes in one list."""
     gate: PriorityGate | None = None
-    """Shared with other topics of the same handler: who starts is decided by weight."""
+    """The priority queue, shared with other topics of the same handler."""
     start: str | EntryId | None = None
-    """Without a group: after which entry it begins; None for what comes from now on."""
+    """Without a group: the entry after which reading starts; None: new messages only."""
     middleware: tuple[Middleware, ...] = ()
     """The first is the outermost."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The options of the subscriber, except the group."""
 
     def wrapped(self, consumer: str | None, owner: object) -> Handler:
-        """The handler inside of its middleware, knowing who runs."""
+        """The handler wrapped in its middleware. During its calls ``current_handler`` is set."""
         handler = _marking(self.handler) if self.middleware else self.handler
         for middleware in reversed(self.middleware):
             handler = middleware(handler)
@@ -197,13 +197,13 @@ class Route:
         return wrapped if self.gate is None else _in_turn(self.gate, self.topic, wrapped)
 
     def inside(self, middleware: Sequence[Middleware], options: Mapping[str, Any]) -> Route:
-        """The same route under a router that wraps it, and whose options hold where it has none of its own."""
+        """The same route inside a router: wrapped in its middleware, with its options as defaults."""
         return replace(self, middleware=(*middleware, *self.middleware), options={**options, **self.options})
 
 
 def _in_turn(gate: PriorityGate, topic: str, handler: Handler) -> Handler:
     async def handle(message: Message) -> Output:
-        message.begun = False  # handed back while it waits for its turn, it is not charged
+        message.begun = False  # if it is returned to the group while it waits, this delivery is not counted
         await wait_for_turn(message, gate.enter(topic))
         try:
             message.begun = True
@@ -219,7 +219,7 @@ def _with_thread(handler: Handler) -> Handler:
     """Takes a thread before the handler and its middleware start, so that no ``timeout`` includes the wait for it."""
 
     async def handle(message: Message) -> Output:
-        message.begun = False  # returned to the group while it waits for a thread, this delivery is not counted
+        message.begun = False  # if it is returned to the group while it waits, this delivery is not counted
         threads = handler_threads()
         await wait_for_turn(message, threads.acquire())
         try:
@@ -233,7 +233,7 @@ def _with_thread(handler: Handler) -> Handler:
 
 
 def _marking(handler: Handler) -> Handler:
-    """Says that the message has come through the middleware: from here on a start counts."""
+    """Marks the message when it has passed the middleware: from then on its delivery is counted."""
 
     async def begun(message: Message) -> Output:
         message.begun = True
@@ -259,14 +259,14 @@ def make_route(
     marshaler: Marshaler | None = None,
     overrides: Overrides | None = None,
 ) -> Route:
-    """Raises HandlerRefused, which names the function, for whatever cannot work."""
+    """Raises HandlerRefused, which names the function, if the function or an option is invalid."""
     marshaler, overrides = marshaler or PydanticMarshaler(), {} if overrides is None else overrides
     place = callable_place(function)
     try:
         if batch is not None:
             check_batch(batch, linger_ms, _max_in_flight(options))
             if group is None:
-                raise InvalidArgument("group", None, "a group: without one, messages come one after the other")
+                raise InvalidArgument("group", None, "a group: without one, messages are handled one after the other")
         if group is None:
             check_topic(topic)
         else:
@@ -276,7 +276,7 @@ def make_route(
         if start is not None:
             _check_start(start, group)
         if partitions is not None and group is None:
-            raise InvalidArgument("group", None, "a group: partitions have owners, and those are a group's")
+            raise InvalidArgument("group", None, "a group: each partition has one owner in the group")
         if partitions is not None and group is not None and not can_have_companions(to_bytes(f"{topic}.{group}")):
             raise InvalidArgument("group", group, "a name without '}': the owners of the partitions are named after it")
     except InvalidArgument as error:
@@ -305,7 +305,7 @@ def make_route(
 
 
 def make_gate(place: str, weights: Mapping[str, int], options: Mapping[str, Any]) -> PriorityGate:
-    """What topics with weights share. Raises HandlerRefused."""
+    """The priority queue that topics with weights share. Raises HandlerRefused."""
     try:
         check_weights(weights)
     except InvalidArgument as error:
@@ -327,11 +327,13 @@ def _check_start(start: str | EntryId, group: str | None) -> None:
 def check_middleware(place: str, middleware: Sequence[Middleware]) -> None:
     for each in middleware:
         if not callable(each):
-            raise HandlerRefused(place, f"middleware {each!r} is not callable. Call its maker first, such as retry().")
+            raise HandlerRefused(
+                place, f"middleware {each!r} is not callable. Call its factory function first, such as retry()."
+            )
 
 
 class TopicReader(Protocol):
-    """What a router needs of a subscriber, to one topic or to the partitions of one."""
+    """The interface of a subscriber that a router uses, for a topic or for the partitions of one."""
 
     @property
     def settings(self) -> SubscriberSettings: ...
@@ -350,17 +352,17 @@ class TopicReader(Protocol):
 
 
 def make_subscriber(broker: BrokerProtocol | None, route: Route) -> TopicReader:
-    """The subscriber of a route. It connects to nothing yet, so it also serves to check the options."""
+    """The subscriber of a route. It does not connect yet, so it is also used to check the options."""
     options = dict(route.options)
     for name, value in options.items():
         if name == "close_timeout_ms":
             raise HandlerRefused(
                 route.place,
-                "close_timeout_ms belongs to what closes as a whole: give it to the router, as in "
+                "close_timeout_ms applies to the whole router: pass it to the router, as in "
                 f"Router(broker, close_timeout_ms={value!r}), or to the bus.",
             )
         if name not in OPTION_NAMES:
-            hint = did_you_mean(name, OPTION_NAMES) or f". There are {', '.join(sorted(OPTION_NAMES))}."
+            hint = did_you_mean(name, OPTION_NAMES) or f". The options are {', '.join(sorted(OPTION_NAMES))}."
             raise HandlerRefused(route.place, f"there is no option {name!r}{hint}")
     if route.group is None:
         options.pop("group_start", None)
@@ -370,14 +372,14 @@ def make_subscriber(broker: BrokerProtocol | None, route: Route) -> TopicReader:
         policy = policy_of(route.options)
         if policy is not None and policy.delete_acked and route.group is None:
             raise InvalidArgument(
-                "delete_acked", True, "False for a handler without a group: nothing says what it has read"
+                "delete_acked", True, "False for a handler without a group: the server does not know what it has read"
             )
         if policy is not None and not can_have_companions(to_bytes(route.topic)):
             raise InvalidArgument("keep", route.topic, "a topic without '}': its policy is stored next to the stream")
         if route.partitions is not None:
             check_partitions(route.partitions)
         if route.partitions is not None and route.group is not None and broker is not None:
-            # The one import against the order of rooms: decision 0015.
+            # The only import against the direction of package dependencies: decision 0015.
             from millstream.assignment import PartitionedSubscriber
 
             return PartitionedSubscriber(

@@ -1,7 +1,6 @@
-"""Handlers by topic, run side by side. A handler that fails costs its message a retry, never the router its life.
+"""The router: runs the handlers of many topics concurrently. A failing handler never stops the router.
 
-In: handlers, registered before the start. Out: their outcomes, through one subscriber each. Nothing is decided here
-about messages: subscribers do that.
+Handlers are registered before the start. Each has a subscriber of its own, which decides the outcome of its messages.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ RESTART = Backoff(initial_ms=200, max_ms=30_000, jitter=0.5)
 
 
 class AlreadyRunning(MillstreamError):
-    """A router runs once. Make another one to run again."""
+    """A router can run only once. Create a new one to run again."""
 
     def __init__(self) -> None:
-        super().__init__("this router runs already, or has run. Make a new one.")
+        super().__init__("this router runs already, or has run. Create a new one.")
 
 
 class HasRoutes(Protocol):
@@ -69,15 +68,15 @@ class RouterState(Enum):
 
 
 def _given(group_start: str | EntryId | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's start that is not given must not hide the one that holds for all."""
+    """Marks an option that was not given, so that it does not override the router's."""
     return {**options} if group_start is None else {**options, "group_start": group_start}
 
 
 class Router:
     """``router = Router(broker)``, ``@router.on("orders", group="billing", group_start="0")``, ``await router.run()``.
 
-    Options given here (``codec``, ``max_in_flight``, ``ack_policy``, ...) hold for every handler that has none of its
-    own; a subscriber's options are the names. A router without a broker is there to be included.
+    Options given here (``codec``, ``max_in_flight``, ``ack_policy``, ...) apply to every handler that does not override
+    them; they have the names of the subscriber's options. A router without a broker can be included in another one.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Router:
         self._options: Mapping[str, Any] = _given(group_start, options)
         self._marshaler = marshaler
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
-        """Dependencies and what stands in for them, in every handler that it runs: for tests."""
+        """Replacements of dependencies in all handlers of the router, for tests."""
         self._middleware: list[Middleware] = []
         self._own: list[Route] = []
         self._places: dict[tuple[str, str | None], Route] = {}
@@ -104,7 +103,7 @@ class Router:
         self._closed = asyncio.Event()
         self._subscribers: list[tuple[Route, TopicReader]] = []
 
-    # --- what it consists of ----------------------------------------------------------------------------------------
+    # --- registration -----------------------------------------------------------------------------------------------
 
     @overload
     def on(
@@ -154,24 +153,24 @@ class Router:
         **options: Unpack[SubscriberOptions],
     ) -> HandlerDecorator | BatchDecorator:
         """Registers the decorated function for ``topic``. It takes the message, or its body (a pydantic model, a
-        dataclass, a TypedDict: read by the router's ``marshaler``, from JSON by default), and what ``Depends`` gives
-        it. What it returns goes to ``publish_to``, together with the acknowledgement. Without a group it gets every
-        message after ``start`` (None: from now on), as every other instance does.
+        dataclass, a TypedDict: read by the router's ``marshaler``, from JSON by default), and its dependencies
+        (``Depends``). Its return value is published to ``publish_to``, together with the acknowledgement. Without a
+        group every instance receives every message after ``start`` (None: new messages only).
 
-        ``partitions``: the topic is split by key into so many streams, as ``Publisher(partitions=...)`` writes them.
-        Each has one owner among all instances at a time, so messages of one key are handled in order across them.
-        ``batch``: the function takes a list of up to so many messages (or bodies), for which it waits ``linger_ms`` at
-        most; each is settled for itself. ``topic`` may be several, with weights, ``{"urgent": 10, "bulk": 1}``: they
-        share ``max_in_flight``, and of the starts each gets its share.
+        ``partitions``: the number of streams into which the topic is split by key, as ``Publisher(partitions=...)``
+        writes them. Each has one owner among all instances at a time, so messages of one key are handled in order.
+        ``batch``: the function takes a list of up to ``batch`` messages (or bodies), and waits for them for at most
+        ``linger_ms``; each message gets its own outcome. ``topic`` can be several topics with weights, such as
+        ``{"urgent": 10, "bulk": 1}``: they share ``max_in_flight``, and handler starts are divided by weight.
 
-        Raises HandlerRefused, which names the function, for whatever cannot work.
+        Raises HandlerRefused, which names the function, if the function or an option is invalid.
         """
 
         def register(function: Any) -> Any:
             gate, given = None, options
             if isinstance(topic, Mapping):
                 gate = make_gate(callable_place(function), topic, {**self._options, **options})
-                # Twice as many in flight as may run: each topic always has a message that waits for its turn.
+                # Twice as many in flight as may run, so that each topic always has a message that can start.
                 given = {**options, "max_in_flight": 2 * gate.limit}
             for each in topic if isinstance(topic, Mapping) else [topic]:
                 self.add(
@@ -209,7 +208,7 @@ class Router:
         middleware: Sequence[Middleware] = (),
         **options: Unpack[SubscriberOptions],
     ) -> Route:
-        """The same for one topic, without a decorator. ``gate``: shared by those that are handled by weight."""
+        """The same for one topic, without a decorator. ``gate``: the priority queue that topics with weights share."""
         self._refuse_changes()
         if group is None and group_start is not None:
             raise HandlerRefused(
@@ -237,7 +236,7 @@ class Router:
         return route
 
     def use(self, *middleware: Middleware) -> None:
-        """Wraps every handler of this router, included ones too, and whether registered before or after."""
+        """Wraps all handlers of this router, also included ones and those that are registered later."""
         self._refuse_changes()
         for each in middleware:
             if not callable(each):
@@ -245,7 +244,7 @@ class Router:
         self._middleware += middleware
 
     def include(self, *others: HasRoutes) -> None:
-        """Takes over the handlers of others: of routers, of a command bus, of an event bus."""
+        """Adds the handlers of other routers, of a command bus, or of an event bus."""
         self._refuse_changes()
         for other in others:
             if other is self:
@@ -256,7 +255,7 @@ class Router:
         self._included += others
 
     def routes(self) -> list[Route]:
-        """Its own handlers and those that it includes, inside of its middleware."""
+        """The routes of its own and of included handlers, wrapped in its middleware."""
         included = [route for other in self._included for route in other.routes()]
         return [route.inside(self._middleware, self._options) for route in (*self._own, *included)]
 
@@ -264,30 +263,30 @@ class Router:
         if self._state is not RouterState.NEW:
             raise AlreadyRunning
 
-    # --- its life -----------------------------------------------------------------------------------------------------
+    # --- run and close ------------------------------------------------------------------------------------------------
 
     @property
     def broker(self) -> BrokerProtocol | None:
-        """The one that it runs on; None for a router that is there to be included."""
+        """The broker of the router; None for a router that is included in another one."""
         return self._broker
 
     @property
     def ready(self) -> bool:
-        """True while every handler's topic is being read."""
+        """True while the topics of all handlers are read."""
         return self._state is RouterState.RUNNING and all(subscriber.ready for _, subscriber in self._subscribers)
 
     @property
     def readiness(self) -> dict[str, bool]:
-        """Each handler and its topic, and whether that is being read; empty while the router does not run."""
+        """Each handler with its topic, and whether the topic is read; empty while the router does not run."""
         if self._state is not RouterState.RUNNING:
             return {}
         return {f"{route.name} on {route.topic}": subscriber.ready for route, subscriber in self._subscribers}
 
     async def run(self, *, handle_signals: bool = True) -> None:
-        """Until ``close`` is called, or SIGINT or SIGTERM comes; then what is in flight is finished, up to the limit.
-        A second signal does not wait for it. The signal handlers that were there before are put back.
+        """Runs until ``close`` is called or SIGINT or SIGTERM is received; then waits for running handlers, up to
+        ``close_timeout_ms``. A second signal does not wait. The previous signal handlers are restored at the end.
 
-        Raises AlreadyRunning the second time, and what trying again cannot cure if it comes before the first read.
+        Raises AlreadyRunning at a second call, and permanent errors that occur before the first read.
         """
         if handle_signals and threading.current_thread() is threading.main_thread():
             await run_until_signalled(self._run(), self.close)
@@ -299,7 +298,7 @@ class Router:
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:
-            # The first cancellation closes in order, within the limit; a second one does not wait.
+            # The first cancellation closes the router within its time limit; a second one does not wait.
             patience_ms = 0 if self._stop.is_set() else self._close_timeout_ms
             self._stop.set()
             await asyncio.gather(*(subscriber.close(patience_ms) for _, subscriber in self._subscribers))
@@ -307,14 +306,14 @@ class Router:
             raise
 
     async def __aenter__(self) -> Self:
-        """Runs in the background for as long as the block lasts; the block begins when every topic is being read."""
+        """Runs in the background until the end of the block. The block begins when all topics are read."""
         running = self._start()
         pause_s = POLL_S
         while not running.done():
             began = time.perf_counter()
             if self.ready:
                 break
-            # Looking at ten thousand topics takes a while: it must not take the time that they need to begin.
+            # Checking ten thousand topics takes a while: the pause is ten times as long, so that they can start.
             pause_s = max(POLL_S, 10 * (time.perf_counter() - began))
             await asyncio.wait([running], timeout=pause_s)
         if running.done():
@@ -325,9 +324,9 @@ class Router:
         await self.close()
 
     async def close(self) -> None:
-        """Stops reading, waits for what is in flight up to ``close_timeout_ms``, hands the rest back. Idempotent.
-        Before ``run`` it does nothing. Called by a handler of this router it only begins, because it cannot wait for
-        itself."""
+        """Stops reading, waits for running handlers up to ``close_timeout_ms``, and returns the other messages to
+        their groups. Idempotent. Before ``run`` it does nothing. If a handler of this router calls it, it returns
+        before the router is closed, because it cannot wait for that handler."""
         if self._state is RouterState.NEW:
             return
         self._stop.set()
@@ -373,7 +372,7 @@ class Router:
                 raise result
 
     async def _serve(self, route: Route, subscriber: TopicReader) -> None:
-        """Consumes until the router stops. After an error it reports it and resumes after a pause."""
+        """Consumes until the router stops. Reports an error, and resumes after a pause."""
         handler = route.wrapped(subscriber.settings.consumer, self)
         failures = 0
         while not self._stop.is_set():
@@ -402,7 +401,7 @@ class Router:
 
 
 def _warn_of_broadcasts(routes: Sequence[Route]) -> None:
-    """Logs handlers without a group under a router's group_start: a forgotten ``group`` makes a broadcast."""
+    """Logs handlers without a group if the router has a group_start: a forgotten ``group`` makes a broadcast."""
     broadcasts = [route for route in routes if route.group is None and "group_start" in route.options]
     places = [f"{route.name} on {route.topic!r} ({route.place})" for route in broadcasts if route.start is None]
     if places:

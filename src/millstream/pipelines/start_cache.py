@@ -87,7 +87,7 @@ class StartCache:
         return {"SPARK_HOME": str(self.home), "SPARK_SUBMIT_OPTS": " ".join([*options, own]).strip()}
 
     def is_ready(self) -> bool:
-        """Whether there is an archive, and it is the one that was created."""
+        """Whether the archive exists and has not changed since it was created."""
         try:
             recorded = json.loads(self._manifest.read_bytes())
             found = self.archive.lstat()

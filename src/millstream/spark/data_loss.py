@@ -67,7 +67,7 @@ def gap_after(
         return Gap(None, False, text)
     lost = info.entries_added - info.length - start.added
     if lost < 0:
-        # Fewer entries were ever removed from this stream than were read, and none of those is left: it was recreated.
+        # All entries that were read are gone, but this stream removed fewer entries than that: it was recreated.
         text = (
             f"stream {stream!r} was read up to {start.id}, but fewer entries were removed than read: it was deleted "
             "and recreated, and entries of the old stream were possibly lost."

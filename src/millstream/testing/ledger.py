@@ -26,7 +26,7 @@ NEVER = float("inf")
 ACK_DELAY_S = 1.0
 """A message handled this shortly before a crash or an outage may not have been acknowledged."""
 MAX_CLAIM_DELAY_S = 10.0
-"""A pause does not explain a duplicate that starts later than this after its end."""
+"""A duplicate is explained by a pause only if it starts within this time after the end of the pause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class BoundsChapter(Chapter):
             Broker(held_back.transport, Context()), topic, seen, publish_to=output, **options
         ) as subscriber:
             await eventually(lambda: held_back.words, what="outputs that wait")
-            await eventually(lambda: len(seen.messages) >= 10, what="outputs that fill the room")
+            await eventually(lambda: len(seen.messages) >= 10, what="outputs that fill the capacity")
             for _ in range(100):
                 await asyncio.sleep(0.001)
             assert len(seen.messages) == 10
@@ -75,7 +75,7 @@ class BoundsChapter(Chapter):
             await closing
         assert len(seen.messages) == await broker.xlen(output)
 
-    async def test_outputs_of_many_messages_travel_in_steps_of_a_bounded_size(
+    async def test_outputs_of_many_messages_are_stored_in_scripts_of_bounded_size(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(30))
@@ -97,7 +97,7 @@ class BoundsChapter(Chapter):
             await nothing_pending(broker, topic)
         assert await broker.xlen(output) == 150
         entry = (await broker.xrange(output, count=1))[0]
-        # Two keys and what names the call; three words a message; two words beside each output's own.
+        # Two keys and the name of the call; three arguments a message; two arguments besides each output's own.
         assert max(held_back.words) <= 3 + 2 + 2 + 4 * 3 + 20 * (2 + 2 * len(entry.fields))
 
     async def test_cancelled_calls_leave_no_waiting_calls_behind(
@@ -128,7 +128,7 @@ class BoundsChapter(Chapter):
         await impatient.close()
         assert await broker.xlen(topic) <= 1 + 5 + 1
 
-    async def test_ack_with_outputs_without_publish_to_is_given_up(
+    async def test_ack_with_outputs_without_publish_to_is_dropped(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))

@@ -42,13 +42,13 @@ class Chapter:
 
 
 class Seen:
-    """A handler that remembers, and then does what it is told."""
+    """A handler that records its messages, and then calls ``then``."""
 
     def __init__(self, then: Callable[[Message], Awaitable[Any]] | None = None) -> None:
         self.messages: list[Message] = []
         self.under_way = 0
         self.most = 0
-        """The most that were under way at a time."""
+        """The maximum number of handlers that ran at a time."""
         self._then = then
 
     async def __call__(self, message: Message) -> Any:
@@ -72,7 +72,7 @@ class Seen:
 async def running(
     broker: Broker, topic: str, handler: Handler, *, publish_to: str | None = None, **options: Any
 ) -> AsyncIterator[Subscriber]:
-    """A subscriber of group ``g`` at work; closed at the end, and its error raised if it had one."""
+    """Runs a subscriber of group ``g``. It is closed at the end, and its error is raised."""
     subscriber = Subscriber(broker, **{"group": "g", "consumer": f"c-{uuid4().hex[:6]}", **QUICK, **options})
     task = asyncio.create_task(subscriber.consume(topic, handler, publish_to=publish_to))
     try:
@@ -82,23 +82,23 @@ async def running(
         await task
 
 
-class Told:
-    """An observer that remembers, and a broker that tells it."""
+class EventLog:
+    """An observer that records the events of a broker."""
 
     def __init__(self) -> None:
-        self.facts: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
 
-    def __call__(self, name: str, /, **facts: Any) -> None:
-        self.facts.append((name, facts))
+    def __call__(self, name: str, /, **values: Any) -> None:
+        self.events.append((name, values))
 
     def __contains__(self, name: str) -> bool:
-        return any(one == name for one, _ in self.facts)
+        return any(event == name for event, _ in self.events)
 
-    def all(self, name: str, fact: str) -> list[Any]:
-        return [facts[fact] for one, facts in self.facts if one == name]
+    def all(self, name: str, key: str) -> list[Any]:
+        return [values[key] for event, values in self.events if event == name]
 
-    def beside(self, broker: Broker, transport: Any = None) -> Broker:
-        """The same streams, observed."""
+    def observe(self, broker: Broker, transport: Any = None) -> Broker:
+        """The same broker, with this observer."""
         return Broker(transport or broker.transport, replace(broker.context, observer=self))
 
 
@@ -110,16 +110,16 @@ async def nothing_pending(broker: Broker, topic: str, group: str = "g") -> None:
 
 
 async def publish_one(publisher: Publisher, topic: str, payload: bytes = b"x") -> EntryId:
-    """Its id, which is known because nothing was in its way."""
+    """Publishes a message and returns its id."""
     (entry_id,) = await publisher.publish(topic, Message(payload))
     assert entry_id is not None
     return entry_id
 
 
 async def flush(url: str) -> None:
-    """Empties every node that is there."""
+    """Flushes every node."""
     _, is_cluster, nodes = url.partition("redis+cluster://")
-    for node in [f"redis://{one}" for one in nodes.split(",")] if is_cluster else [url]:
+    for node in [f"redis://{address}" for address in nodes.split(",")] if is_cluster else [url]:
         async with open_broker(node) as broker:
             await broker.transport.call(Command((b"FLUSHALL",)))
 
@@ -129,10 +129,10 @@ def numbered(count: int, start: int = 0) -> list[Message]:
 
 
 class HeldBack:
-    """A link on which one script waits until it is let through, before it runs or ``after``; it remembers how much
-    each call carried.
+    """A transport on which one script waits for ``let_through``, before it runs or ``after``. It records the number of
+    arguments of each call.
 
-    As on a wire: what was ``sent`` is executed, whether or not somebody still waits for the answer.
+    As on a network: if the call was ``sent``, the script is executed, even if the caller no longer waits for the reply.
     """
 
     def __init__(self, broker: Broker, sha: bytes, *, after: bool = False, sent: bool = True) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from messaging_chapters.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
+from messaging_chapters.chapter import Chapter, EventLog, Seen, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.context import Context
 from millstream.broker.keys import companion_key
@@ -17,12 +17,12 @@ from millstream.testing.faults import Fault, FaultyTransport
 from millstream.testing.waiting import eventually
 
 
-class Stranger(BaseException):
-    """What a library may raise that does not know better."""
+class UnknownBaseException(BaseException):
+    """A BaseException of a library."""
 
 
-class Unspeakable(Exception):
-    """Its author made a mistake where it matters most."""
+class UnprintableError(Exception):
+    """An exception whose text cannot be read."""
 
     def __str__(self) -> str:
         raise LookupError("no text")
@@ -38,7 +38,7 @@ async def cancels_itself() -> None:
 
 
 class CrashingChapter(Chapter):
-    @pytest.mark.parametrize("crash", [SystemExit, GeneratorExit, asyncio.CancelledError, Stranger])
+    @pytest.mark.parametrize("crash", [SystemExit, GeneratorExit, asyncio.CancelledError, UnknownBaseException])
     @pytest.mark.parametrize("max_in_flight", [1, 10])
     async def test_exception_of_a_handler_fails_only_its_message(
         self, broker: Broker, publisher: Publisher, topic: str, crash: type[BaseException], max_in_flight: int
@@ -76,8 +76,8 @@ class CrashingChapter(Chapter):
             await nothing_pending(broker, topic)
         assert await broker.xlen(companion_key(topic, "dlq")) == 1
 
-    @pytest.mark.parametrize("crash", [SystemExit, asyncio.CancelledError, Stranger])
-    async def test_without_a_group_too(
+    @pytest.mark.parametrize("crash", [SystemExit, asyncio.CancelledError, UnknownBaseException])
+    async def test_exception_of_a_fanout_handler_fails_only_its_message(
         self, broker: Broker, publisher: Publisher, topic: str, crash: type[BaseException]
     ) -> None:
         async def crashes(message: Message) -> None:
@@ -85,16 +85,16 @@ class CrashingChapter(Chapter):
                 raise crash("out of here")
 
         await publisher.publish(topic, *numbered(3))
-        seen, told = Seen(crashes), Told()
-        subscriber = Subscriber(told.beside(broker), group=None)
+        seen, events = Seen(crashes), EventLog()
+        subscriber = Subscriber(events.observe(broker), group=None)
         task = asyncio.create_task(subscriber.consume(topic, seen, start="0"))
         await seen.have(3)
         await subscriber.close()
         await task
-        assert len(told.all("messaging.handler_failed", "error_type")) == 1
+        assert len(events.all("messaging.handler_failed", "error_type")) == 1
 
     @pytest.mark.parametrize("ordered", [False, True])
-    async def test_a_start_that_is_not_charged_never_buries(
+    async def test_uncounted_retries_never_lead_to_a_dead_letter(
         self, broker: Broker, publisher: Publisher, topic: str, ordered: bool
     ) -> None:
         await publisher.publish(topic, Message(b"0", {"key": "k"}), Message(b"1", {"key": "k"}))
@@ -115,7 +115,9 @@ class CrashingChapter(Chapter):
         if ordered:
             assert seen.payloads == [b"0"] * 11 + [b"1"]
 
-    @pytest.mark.parametrize("error", [Unspeakable(), ValueError("half a character: \ud800"), ValueError("x" * 10**6)])
+    @pytest.mark.parametrize(
+        "error", [UnprintableError(), ValueError("half a character: \ud800"), ValueError("x" * 10**6)]
+    )
     async def test_long_error_text_is_shortened(
         self, broker: Broker, publisher: Publisher, topic: str, error: Exception
     ) -> None:

@@ -32,7 +32,7 @@ class FanoutChapter(Chapter):
         assert one.payloads == other.payloads == [b"%d" % n for n in range(50)]
         assert await broker.group_info(topic) == []
 
-    async def test_it_may_start_anywhere(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_fanout_may_start_at_any_id(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         ids = await publisher.publish(topic, *numbered(5))
         async with Subscriber(broker, group=None) as subscriber:
             for start, expected in (("0", b"0"), (ids[2], b"3")):
@@ -72,7 +72,7 @@ class FanoutChapter(Chapter):
             waiting.cancel()
             assert got == [b"%d" % n for n in range(20)]
 
-    async def test_bringing_back_is_refused_and_acknowledging_is_nothing(
+    async def test_nack_is_refused_and_ack_does_nothing_without_a_group(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(2))

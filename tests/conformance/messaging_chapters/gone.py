@@ -8,9 +8,9 @@ import pytest
 
 from messaging_chapters.chapter import (
     Chapter,
+    EventLog,
     HeldBack,
     Seen,
-    Told,
     nothing_pending,
     numbered,
     publish_one,
@@ -26,19 +26,19 @@ from millstream.testing.waiting import eventually
 
 
 class GoneChapter(Chapter):
-    async def test_a_trimmed_entry_is_reported_and_never_handled_empty(
+    async def test_trimmed_entry_is_reported_and_not_handled_without_fields(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(5))
         ids = await abandon(broker, topic, "dead", count=5)
         await broker.xdel(topic, ids[1:3])
-        told = Told()
+        events = EventLog()
         seen = Seen()
-        async with running(told.beside(broker), topic, seen):
+        async with running(events.observe(broker), topic, seen):
             await seen.have(3)
             await nothing_pending(broker, topic)
         assert sorted(seen.payloads) == [b"0", b"3", b"4"]
-        assert sum(told.all("messaging.entries_gone", "entries")) == 2
+        assert sum(events.all("messaging.entries_gone", "entries")) == 2
 
     async def test_entry_trimmed_before_its_due_time_is_reported(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -48,53 +48,53 @@ class GoneChapter(Chapter):
         ids = [one.id for one in await broker.xreadgroup(topic, "g", "dead", count=4)]
         await broker.run(settle.delay, topic, "g", "dead", ids, times_delivered=1, delay_ms=0)
         await broker.xdel(topic, ids[1:3])
-        told, seen = Told(), Seen()
-        async with running(told.beside(broker), topic, seen):
+        events, seen = EventLog(), Seen()
+        async with running(events.observe(broker), topic, seen):
             await seen.have(3)
             await nothing_pending(broker, topic)
         assert sorted(seen.payloads) == [b"0", b"3", b"4"]
-        assert sum(told.all("messaging.entries_gone", "entries")) == 2
+        assert sum(events.all("messaging.entries_gone", "entries")) == 2
         assert not await broker.exists(companion_key(topic, "due:g"))
 
     @pytest.mark.parametrize("charged", [True, False])
     async def test_trimmed_entry_is_reported_when_it_is_delayed(
         self, broker: Broker, publisher: Publisher, topic: str, charged: bool
     ) -> None:
-        """Nothing is left to come back: it is told when it is put off, and not kept for its time."""
+        """Nothing is left to redeliver: the entry is reported when it is delayed, and gets no due time."""
         entry_id = await publish_one(publisher, topic)
 
         async def too_late(message: Message) -> None:
             await broker.xdel(topic, [entry_id])
             message.settle(Retry(0, charged=charged))
 
-        told, seen = Told(), Seen(too_late)
-        async with running(told.beside(broker), topic, seen):
-            await eventually(lambda: "messaging.retried" in told)
-        assert (len(seen.messages), told.all("messaging.retried", "entries")) == (1, [0])
-        assert told.all("messaging.entries_gone", "entries") == [1]
+        events, seen = EventLog(), Seen(too_late)
+        async with running(events.observe(broker), topic, seen):
+            await eventually(lambda: "messaging.retried" in events)
+        assert (len(seen.messages), events.all("messaging.retried", "entries")) == (1, [0])
+        assert events.all("messaging.entries_gone", "entries") == [1]
         assert (await broker.xpending(topic, "g")).count == 0
         assert not await broker.exists(companion_key(topic, "due:g"))
 
     async def test_trimmed_entry_is_reported_when_it_is_returned(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """One that closing cuts short, and one that was not started."""
+        """One entry whose handler is interrupted by close, and one that was not started."""
         await publisher.publish(topic, *numbered(2))
 
-        async def for_ever(message: Message) -> None:
+        async def hang(message: Message) -> None:
             await asyncio.Event().wait()
 
-        async def both_are_held() -> bool:
+        async def both_are_pending() -> bool:
             return (await broker.xpending(topic, "g")).count == 2
 
-        told, seen = Told(), Seen(for_ever)
+        events, seen = EventLog(), Seen(hang)
         async with running(
-            told.beside(broker), topic, seen, ordered_by_key=lambda message: "one key", close_timeout_ms=50
+            events.observe(broker), topic, seen, ordered_by_key=lambda message: "one key", close_timeout_ms=50
         ):
             await seen.have(1)
-            await eventually(both_are_held)
-            await broker.xdel(topic, [one.id for one in await broker.xrange(topic)])
-        assert sum(told.all("messaging.entries_gone", "entries")) == 2
+            await eventually(both_are_pending)
+            await broker.xdel(topic, [entry.id for entry in await broker.xrange(topic)])
+        assert sum(events.all("messaging.entries_gone", "entries")) == 2
         assert (await broker.xpending(topic, "g")).count == 0
 
     async def test_heartbeat_reports_trimmed_entries(self, broker: Broker, publisher: Publisher, topic: str) -> None:
@@ -104,28 +104,28 @@ class GoneChapter(Chapter):
         async def wait(message: Message) -> None:
             await go_on.wait()
 
-        told, seen = Told(), Seen(wait)
-        async with running(told.beside(broker), topic, seen, claim_min_idle_ms=1_200):
+        events, seen = EventLog(), Seen(wait)
+        async with running(events.observe(broker), topic, seen, claim_min_idle_ms=1_200):
             await seen.have(1)
             await broker.xdel(topic, [entry_id])
-            await eventually(lambda: told.all("messaging.entries_gone", "entries") == [1])
+            await eventually(lambda: events.all("messaging.entries_gone", "entries") == [1])
             go_on.set()
-            await eventually(lambda: "messaging.ack_refused" in told)
+            await eventually(lambda: "messaging.ack_refused" in events)
         assert (await broker.xpending(topic, "g")).count == 0
 
     async def test_entry_trimmed_before_it_is_counted_is_reported_and_handled_once_more(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """It is here already, and nobody else can have it."""
+        """This consumer has already received the entry, and no other consumer can claim it."""
         await publisher.publish(topic, Message(b"x"))
         (entry_id,) = await abandon(broker, topic, "dead", count=1)
-        told, seen = Told(), Seen()
-        charges = HeldBack(broker, script("settle").sha)
-        async with running(told.beside(broker, charges.transport), topic, seen):
-            await eventually(lambda: charges.words, what="a charge under way")
+        events, seen = EventLog(), Seen()
+        counting = HeldBack(broker, script("settle").sha)
+        async with running(events.observe(broker, counting.transport), topic, seen):
+            await eventually(lambda: counting.words, what="a count in flight")
             await broker.xdel(topic, [entry_id])
-            charges.let_through.set()
+            counting.let_through.set()
             await seen.have(1)
-            await eventually(lambda: "messaging.ack_refused" in told)
-        assert told.all("messaging.entries_gone", "entries") == [1]
+            await eventually(lambda: "messaging.ack_refused" in events)
+        assert events.all("messaging.entries_gone", "entries") == [1]
         assert (await broker.xpending(topic, "g")).count == 0

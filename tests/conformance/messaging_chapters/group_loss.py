@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from messaging_chapters.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
+from messaging_chapters.chapter import Chapter, EventLog, Seen, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.keys import companion_key, due_key, recreated_key
 from millstream.broker.scripts import groups
@@ -29,9 +29,9 @@ async def holds(broker: Broker, stream: str | bytes, payload: bytes) -> bool:
 class GroupLossChapter(Chapter):
     async def test_reading_goes_on_after_the_last_entry(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(10))
-        told = Told()
+        events = EventLog()
         seen = Seen()
-        async with running(told.beside(broker), topic, seen):
+        async with running(events.observe(broker), topic, seen):
             await seen.have(10)
             await nothing_pending(broker, topic)
             await broker.delete_group(topic, "g")
@@ -39,7 +39,7 @@ class GroupLossChapter(Chapter):
             await seen.have(20)
             await nothing_pending(broker, topic)
         assert seen.payloads == [b"%d" % n for n in range(20)]
-        assert told.all("messaging.group_restored", "what") == ["made"]
+        assert events.all("messaging.group_restored", "what") == ["made"]
 
     async def test_group_is_recreated_before_the_oldest_unacknowledged_entry(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -61,11 +61,11 @@ class GroupLossChapter(Chapter):
             await eventually(one_pending)
             await broker.delete_group(topic, "g")
 
-            async def made_again() -> bool:
+            async def recreated() -> bool:
                 return bool(await broker.group_info(topic))
 
-            await eventually(made_again)
-            # From the one that is not acknowledged on, everything comes again; but not the handler that is at work.
+            await eventually(recreated)
+            # Entries are redelivered from the unacknowledged one on, but not the one whose handler is running.
             await eventually(lambda: len(seen.messages) >= 9)
             assert [message.id for message in seen.messages[6:9]] == ids[3:]
             go_on.set()
@@ -89,7 +89,7 @@ class GroupLossChapter(Chapter):
                 await publisher.publish(topic, *numbered(5))
                 await second.have(5)
                 await broker.delete_group(topic, "g")
-                # The second one makes it again, after what it knows; the first one's sign of life finds out.
+                # The second consumer recreates it at its own position; the first one's heartbeat finds that out.
                 await eventually(lambda: b"held by one" in second.payloads, timeout_s=60)
                 go_on.set()
                 await nothing_pending(broker, topic)
@@ -98,8 +98,8 @@ class GroupLossChapter(Chapter):
     async def test_consumer_that_misses_the_recreation_loses_nothing(
         self, broker: Broker, publisher: Publisher, topic: str, ending: str
     ) -> None:
-        """The group goes, and another member makes it again between two reads of this one, as far as that one knows.
-        This one's next read makes its name known in the new group, where nothing that it holds is pending."""
+        """The group is deleted, and another member recreates it at its own position between two reads of this consumer.
+        The next read adds this consumer to the new group, in which none of its in-flight entries is pending."""
         await broker.run(groups.restore_group, f"{topic}:other", "g", "0-0")  # so that the server knows the script
         go_on = asyncio.Event()
         tries: list[bytes] = []
@@ -125,7 +125,7 @@ class GroupLossChapter(Chapter):
             made = script("restore_group").evalsha_args(
                 (key, due_key(key, b"g"), recreated_key(key, b"g")), (b"g", bytes(last), b"3600000")
             )
-            await asyncio.sleep(0.01)  # the mark is told from what came before by whole milliseconds
+            await asyncio.sleep(0.01)  # the mark differs from earlier entries by whole milliseconds
             replies = await broker.transport.call_many(
                 Batch([(b"XGROUP", b"DESTROY", key, b"g"), made], key, atomic=True)
             )
@@ -173,15 +173,15 @@ class GroupLossChapter(Chapter):
     async def test_delayed_retry_survives_the_loss_of_its_group(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """No member holds it, and the pending list that had it is gone."""
+        """No member has it in flight, and it is in no pending entries list any more."""
         await publisher.publish(topic, *numbered(3))
 
-        async def put_off(message: Message) -> None:
+        async def delay(message: Message) -> None:
             if message.payload == b"1" and not go_on.is_set():
                 await message.nack(delay_ms=300)
 
         go_on = asyncio.Event()
-        seen = Seen(put_off)
+        seen = Seen(delay)
         async with running(broker, topic, seen) as subscriber:
             await seen.have(3)
 

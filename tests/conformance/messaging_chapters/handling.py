@@ -17,7 +17,7 @@ from millstream.messaging.failure import read_details
 from millstream.testing.waiting import eventually
 
 
-async def buried(broker: Broker, topic: str, count: int) -> list[Any]:
+async def dead_lettered(broker: Broker, topic: str, count: int) -> list[Any]:
     dlq = companion_key(topic, "dlq")
 
     async def enough() -> bool:
@@ -39,7 +39,7 @@ class HandlingChapter(Chapter):
         (group,) = await broker.group_info(topic)
         assert (group.lag, group.consumers) == (0, [])
 
-    async def test_nothing_is_acknowledged_before_it_is_done(
+    async def test_message_is_acknowledged_only_after_its_handler(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(3))
@@ -129,7 +129,7 @@ class HandlingChapter(Chapter):
 
         seen = Seen(fails)
         async with running(broker, topic, seen, max_deliveries=3) as subscriber:
-            (letter,) = await buried(broker, topic, 1)
+            (letter,) = await dead_lettered(broker, topic, 1)
             await nothing_pending(broker, topic)
             assert subscriber.ready
 
@@ -156,11 +156,11 @@ class HandlingChapter(Chapter):
 
         seen = Seen(reject)
         async with running(broker, topic, seen):
-            letters = await buried(broker, topic, 2)
+            letters = await dead_lettered(broker, topic, 2)
         assert {letter.fields[b"dlq.error"] for letter in letters} == {b"never", b"never ever"}
         assert len(seen.messages) == 2
 
-    async def test_a_handler_may_ask_for_later(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_handler_may_ask_for_a_later_retry(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, Message(b"later"))
 
         async def later(message: Message) -> None:
@@ -177,7 +177,7 @@ class HandlingChapter(Chapter):
         ("policy", "receipts", "letters"),
         [("ACK_FIRST", 1, 0), ("ACK", 1, 0), ("REJECT_ON_ERROR", 1, 1), ("NACK_ON_ERROR", 3, 1)],
     )
-    async def test_what_an_error_means_under_each_policy(
+    async def test_error_leads_to_the_outcome_of_the_ack_policy(
         self, broker: Broker, publisher: Publisher, topic: str, policy: str, receipts: int, letters: int
     ) -> None:
         await publisher.publish(topic, Message(b"x"))
@@ -192,7 +192,7 @@ class HandlingChapter(Chapter):
         assert len(seen.messages) == receipts
         assert await broker.xlen(companion_key(topic, "dlq")) == letters
 
-    async def test_acknowledged_first_means_before_the_handler_starts(
+    async def test_ack_first_acknowledges_before_the_handler_starts(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))
@@ -206,9 +206,7 @@ class HandlingChapter(Chapter):
             await eventually(lambda: pending)
         assert pending == [0]
 
-    async def test_by_hand_nothing_is_acknowledged_for_you(
-        self, broker: Broker, publisher: Publisher, topic: str
-    ) -> None:
+    async def test_manual_policy_acknowledges_nothing(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(2))
         seen = Seen()
         async with running(broker, topic, seen, ack_policy="manual"):
@@ -232,7 +230,7 @@ class HandlingChapter(Chapter):
 
         seen = Seen()
         async with running(broker, topic, seen, codec="watermill"):
-            (letter,) = await buried(broker, topic, 1)
+            (letter,) = await dead_lettered(broker, topic, 1)
             await seen.have(2)
             await nothing_pending(broker, topic)
         assert seen.payloads == [b"before", b"after"]
@@ -303,7 +301,7 @@ class HandlingChapter(Chapter):
     async def test_size_of_an_entry_does_not_depend_on_its_handler(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """Room is bounded in bytes: if the book lost count of them, reading would stop for ever."""
+        """Capacity is limited in bytes: if the in-flight table counted them wrongly, reading would stop."""
         await publisher.publish(topic, *(Message(b"x" * 400) for _ in range(20)))
 
         async def empties(message: Message) -> None:
@@ -326,10 +324,10 @@ class HandlingChapter(Chapter):
         assert letter.fields.keys() >= {name.encode() for name in wide}
 
     @pytest.mark.parametrize("shares_a_step", [True, False])
-    async def test_outputs_travel_with_an_acknowledgement_only(
+    async def test_outputs_are_stored_only_with_an_acknowledgement(
         self, broker: Broker, publisher: Publisher, topic: str, shares_a_step: bool
     ) -> None:
-        """Nacked three times and buried, or rejected at once: nothing of it was done, so nothing follows from it."""
+        """A message that is dead-lettered, after three nacks or by a rejection, produces no outputs."""
         output = f"{topic} out"
         await publisher.publish(topic, Message(b"nacked"), Message(b"rejected"), Message(b"done"))
 
@@ -344,7 +342,7 @@ class HandlingChapter(Chapter):
 
         seen = Seen(handle)
         async with running(broker, topic, seen, publish_to=output, max_deliveries=3):
-            await buried(broker, topic, 2)
+            await dead_lettered(broker, topic, 2)
             await nothing_pending_after(broker, topic, 3)
         assert seen.payloads.count(b"nacked") == 3
         entries = await broker.xrange(output)
@@ -360,7 +358,7 @@ class HandlingChapter(Chapter):
             await nothing_pending_after(broker, topic, 1)
         assert await broker.xlen(f"elsewhere {topic}") == 1
 
-    async def test_no_more_than_allowed_is_in_flight(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_max_in_flight_limits_a_topic(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(40))
 
         async def wait(message: Message) -> None:
@@ -371,7 +369,7 @@ class HandlingChapter(Chapter):
             await nothing_pending_after(broker, topic, 40)
         assert seen.most == 4
 
-    async def test_bytes_bound_what_is_in_flight_too(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_max_bytes_in_flight_limits_a_topic(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *(Message(b"x" * 10_000) for _ in range(30)))
 
         async def wait(message: Message) -> None:
@@ -397,7 +395,7 @@ class HandlingChapter(Chapter):
 
 
 async def nothing_pending_after(broker: Broker, topic: str, read: int) -> None:
-    """All were delivered, and all were settled."""
+    """Waits until all messages were delivered and settled."""
 
     async def done() -> bool:
         for group in await broker.group_info(topic):

@@ -9,9 +9,9 @@ import pytest
 from messaging_chapters.chapter import (
     QUICK,
     Chapter,
+    EventLog,
     HeldBack,
     Seen,
-    Told,
     nothing_pending,
     numbered,
     publish_one,
@@ -29,8 +29,8 @@ from millstream.testing.waiting import eventually
 
 class HoldingChapter(Chapter):
     async def test_a_long_handler_keeps_its_message(self, broker: Broker, publisher: Publisher, topic: str) -> None:
-        """A handler of one second once ran six times; here it takes more than twice as long as others wait, and they
-        wait long enough that a busy machine does not hold three signs of life up."""
+        """A handler of one second once ran six times. Here it takes more than twice the claim time, which is long
+        enough that a busy machine does not delay three heartbeats."""
         await publisher.publish(topic, Message(b"long"))
 
         async def takes_long(message: Message) -> None:
@@ -46,28 +46,28 @@ class HoldingChapter(Chapter):
     async def test_message_without_an_outcome_is_returned_after_max_hold(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """By the clock of max_hold_ms: entries count as abandoned after an hour here. A process that has no handler
-        that ends is told about, and not ready."""
+        """Only max_hold_ms returns them: the claim time is an hour here. A process none of whose handlers ends is
+        reported and is not ready."""
         go_on = asyncio.Event()
 
-        async def for_ever(message: Message) -> None:
+        async def hang(message: Message) -> None:
             await go_on.wait()
 
-        told, hung, other = Told(), Seen(for_ever), Seen()
+        events, hung, other = EventLog(), Seen(hang), Seen()
         patient = {"claim_min_idle_ms": 3_600_000, "max_in_flight": 2}
         await publisher.publish(topic, *numbered(2))
-        async with running(told.beside(broker), topic, hung, max_hold_ms=150, **patient) as subscriber:
+        async with running(events.observe(broker), topic, hung, max_hold_ms=150, **patient) as subscriber:
             await hung.have(2)
             await eventually(lambda: not subscriber.ready, what="a subscriber that is not ready")
             async with running(broker, topic, other, **patient):
                 await other.have(2)
                 await nothing_pending(broker, topic)
             assert len(hung.messages) == 2, "no second handler of the same process waits for the same thing"
-            await eventually(lambda: "messaging.stuck" in told)
-            assert sum(told.all("messaging.hold_expired", "entries")) == 2
-            assert told.all("messaging.stuck", "entries") == [2]
+            await eventually(lambda: "messaging.stuck" in events)
+            assert sum(events.all("messaging.hold_expired", "entries")) == 2
+            assert events.all("messaging.stuck", "entries") == [2]
             go_on.set()
-            await eventually(lambda: subscriber.ready, what="room again")
+            await eventually(lambda: subscriber.ready, what="capacity again")
             await publisher.publish(topic, Message(b"next"))
             await hung.have(3)
             await nothing_pending(broker, topic)
@@ -82,17 +82,17 @@ class HoldingChapter(Chapter):
         async def wait(message: Message) -> None:
             await go_on.wait()
 
-        told, seen = Told(), Seen(wait)
-        async with running(told.beside(broker), topic, seen, max_hold_ms=150, claim_min_idle_ms=300):
-            await eventually(lambda: "messaging.hold_expired" in told)
-            await asyncio.sleep(0.7)  # the own sweep comes by, and leaves it alone
+        events, seen = EventLog(), Seen(wait)
+        async with running(events.observe(broker), topic, seen, max_hold_ms=150, claim_min_idle_ms=300):
+            await eventually(lambda: "messaging.hold_expired" in events)
+            await asyncio.sleep(0.7)  # this consumer's own reclaimer runs and does not claim it
             go_on.set()
             await nothing_pending(broker, topic)
-        assert "messaging.ack_refused" not in told
+        assert "messaging.ack_refused" not in events
         assert [message.times_delivered for message in seen.messages] == [1]
 
     async def test_a_late_acknowledgement_is_refused(self, broker: Broker, publisher: Publisher, topic: str) -> None:
-        """XACK alone would clear the entry although somebody else is at work on it."""
+        """XACK alone would acknowledge the entry although another consumer is handling it."""
         entry_id = await publish_one(publisher, topic)
         go_on = asyncio.Event()
 
@@ -102,11 +102,11 @@ class HoldingChapter(Chapter):
         seen = Seen(wait)
         async with running(broker, topic, seen):
             await seen.have(1)
-            await broker.xclaim(topic, "g", "somebody else", [entry_id], min_idle_ms=0)
+            await broker.xclaim(topic, "g", "another consumer", [entry_id], min_idle_ms=0)
             go_on.set()
             await eventually(lambda: seen.under_way == 0)
         (pending,) = await broker.xpending_range(topic, "g")
-        assert (pending.id, pending.consumer) == (entry_id, "somebody else")
+        assert (pending.id, pending.consumer) == (entry_id, "another consumer")
 
     async def test_heartbeat_does_not_take_entries_back(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         entry_id = await publish_one(publisher, topic)
@@ -118,13 +118,13 @@ class HoldingChapter(Chapter):
         seen = Seen(wait)
         async with running(broker, topic, seen) as subscriber:
             await seen.have(1)
-            await broker.xclaim(topic, "g", "somebody else", [entry_id], min_idle_ms=0)
+            await broker.xclaim(topic, "g", "another consumer", [entry_id], min_idle_ms=0)
             touched = await broker.run(
                 settle.heartbeat, topic, "g", subscriber.settings.consumer, [entry_id], times_delivered=1
             )
             assert touched.refused == [entry_id]
             (pending,) = await broker.xpending_range(topic, "g")
-            assert pending.consumer == "somebody else"
+            assert pending.consumer == "another consumer"
             go_on.set()
             await broker.xack(topic, "g", [entry_id])
 
@@ -140,11 +140,11 @@ class HoldingChapter(Chapter):
         seen = Seen(wait)
         async with running(broker, topic, seen, publish_to=output):
             await seen.have(1)
-            await broker.xclaim(topic, "g", "somebody else", [entry_id], min_idle_ms=0)
+            await broker.xclaim(topic, "g", "another consumer", [entry_id], min_idle_ms=0)
             go_on.set()
             await eventually(lambda: seen.under_way == 0)
         assert await broker.xlen(output) == 0
-        assert (await broker.xpending(topic, "g")).consumers == {"somebody else": 1}
+        assert (await broker.xpending(topic, "g")).consumers == {"another consumer": 1}
 
     async def test_retry_delayed_longer_than_claim_min_idle_is_not_claimed_early(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -169,7 +169,7 @@ class HoldingChapter(Chapter):
         assert [message.times_delivered for message in seen.messages] == [1, 2]
         assert times[0] >= began + 2_500
 
-    async def test_a_delay_outlives_the_consumer_that_asked_for_it(
+    async def test_delay_is_kept_after_its_consumer_has_died(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, Message(b"x"))
@@ -179,10 +179,10 @@ class HoldingChapter(Chapter):
 
         async with running(broker, topic, Seen(later)):
 
-            async def put_off() -> bool:
+            async def delayed() -> bool:
                 return bool(await broker.exists(companion_key(topic, "due:g")))
 
-            await eventually(put_off)
+            await eventually(delayed)
         seen = Seen()
         async with running(broker, topic, seen):
             await seen.have(1)
@@ -193,7 +193,7 @@ class HoldingChapter(Chapter):
     async def test_unstarted_messages_are_returned_uncounted(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """Nothing has to time out: entries count as abandoned after an hour here."""
+        """No timeout returns them: the claim time is an hour here."""
         await publisher.publish(topic, *numbered(30))
         go_on = asyncio.Event()
 
@@ -205,10 +205,10 @@ class HoldingChapter(Chapter):
         async with one as subscriber:
             await first.have(1)
 
-            async def all_are_held() -> bool:
+            async def all_are_pending() -> bool:
                 return (await broker.xpending(topic, "g")).count == 30
 
-            await eventually(all_are_held)
+            await eventually(all_are_pending)
             closing = asyncio.create_task(subscriber.close())
             second = Seen()
             async with running(broker, topic, second, claim_min_idle_ms=3_600_000):
@@ -224,10 +224,10 @@ class HoldingChapter(Chapter):
     ) -> None:
         await publisher.publish(topic, Message(b"x"))
 
-        async def for_ever(message: Message) -> None:
+        async def hang(message: Message) -> None:
             await asyncio.Event().wait()
 
-        seen = Seen(for_ever)
+        seen = Seen(hang)
         async with running(broker, topic, seen, claim_min_idle_ms=3_600_000, close_timeout_ms=50):
             await seen.have(1)
         other = Seen()
@@ -236,7 +236,7 @@ class HoldingChapter(Chapter):
             await nothing_pending(broker, topic)
         assert other.messages[0].times_delivered == 2
 
-    async def test_a_closed_consumer_leaves_no_name_behind(
+    async def test_closed_consumer_is_deleted_from_the_group(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(3))
@@ -251,7 +251,7 @@ class HoldingChapter(Chapter):
     async def test_entry_due_while_closing_is_returned_uncounted(
         self, broker: Broker, publisher: Publisher, topic: str, still_handling: bool, executed: bool
     ) -> None:
-        """The answer to the question for what is due comes late, and it may have been executed long before."""
+        """The reply to the script that takes due entries is late; the server may have executed it long before."""
         await publisher.publish(topic, Message(b"long"), Message(b"again"))
         asked = HeldBack(broker, script("due_take").sha, after=executed)
         asked.let_through.set()
@@ -278,7 +278,7 @@ class HoldingChapter(Chapter):
             asked.let_through.set()
             await asyncio.sleep(0.05)
             go_on.set()
-            await asyncio.wait_for(closing, 60)  # and not until it gives up
+            await asyncio.wait_for(closing, 60)  # and not until the close timeout
         (left,) = await broker.xpending_range(topic, "g")
         assert left.times_delivered == 1
         assert left.idle_ms > 60_000, "free for others at once"
@@ -286,10 +286,10 @@ class HoldingChapter(Chapter):
     async def test_handled_message_is_acknowledged_even_if_all_tasks_are_cancelled(
         self, broker: Broker, publisher: Publisher, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As asyncio.run does at its end: the settler's task goes at the same time as the one that consumes, and what
-        it had not sent yet goes with it."""
-        # A machine that stands still for seconds must neither have the last words given up, nor a read: its entries
-        # would come again as suspects, and be charged by the same script that is held back here.
+        """As asyncio.run does at its end: the settler's task is cancelled together with the consuming task, before it
+        has sent its last outcomes."""
+        # On a machine that stalls for seconds, neither the last outcomes nor a read may time out: the read's entries
+        # would be redelivered as isolated ones and counted by the same script that is held back here.
         monkeypatch.setattr(subscription, "CLOSE_REQUEST_S", 60.0)
         patient = {**QUICK, "grace_ms": 60_000}
         await publisher.publish(topic, *numbered(10))
@@ -312,7 +312,7 @@ class HoldingChapter(Chapter):
     async def test_a_handler_may_close_its_subscriber(
         self, broker: Broker, publisher: Publisher, topic: str, group: str | None
     ) -> None:
-        """It does not wait for itself, and its own message is acknowledged."""
+        """Close does not wait for the handler that called it, and that message is acknowledged."""
         await publisher.publish(topic, *numbered(3))
 
         async def enough(message: Message) -> None:

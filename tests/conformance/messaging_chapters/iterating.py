@@ -100,7 +100,7 @@ class IteratingChapter(Chapter):
         assert left.idle_ms > QUICK["claim_interval_ms"] * 1000, "others need not wait for it"
 
     async def test_settling_after_the_end_is_an_error(self, broker: Broker, publisher: Publisher, topic: str) -> None:
-        """It would be said to nobody: the message was handed back, and comes again."""
+        """The outcome would be ignored: the message was returned to the group and is redelivered."""
         await publisher.publish(topic, Message(b"x"))
         subscriber = self.subscriber(broker)
         message = await anext(subscriber.subscribe(topic))
@@ -113,7 +113,7 @@ class IteratingChapter(Chapter):
             await seen.have(1)
         assert seen.messages[0].times_delivered == 2
 
-    async def test_close_before_subscribe_is_the_end_of_it(self, broker: Broker, topic: str) -> None:
+    async def test_subscriber_closed_before_subscribe_yields_nothing(self, broker: Broker, topic: str) -> None:
         subscriber = self.subscriber(broker)
         await subscriber.close()
         await subscriber.close()
@@ -143,7 +143,7 @@ class IteratingChapter(Chapter):
     async def test_two_subscribers_of_one_process_have_two_names(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """Under one name the second would take what the first has in hand for entries that were lost."""
+        """Under one name the second would take the first one's in-flight entries for lost ones."""
         await publisher.publish(topic, *numbered(20))
         both_at_work = asyncio.Event()
 

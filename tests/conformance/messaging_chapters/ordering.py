@@ -62,8 +62,8 @@ class OrderingChapter(Chapter):
     async def test_retry_whose_reply_was_lost_still_delays_its_key(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """Before a retry starts it is counted. Counted, and said again because no answer came, it is refused: that
-        does not make it another's."""
+        """A retry is counted before it starts. If the reply is lost, the repeated count is refused, although the entry
+        is still this consumer's."""
         await publisher.publish(topic, *(keyed("k", n) for n in range(4)))
         lost: list[Command | Batch] = []
 
@@ -115,7 +115,7 @@ class OrderingChapter(Chapter):
     async def test_recovered_entries_precede_new_ones_even_without_capacity_for_all(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """A process that died held more keys than its heir takes on probation at a time."""
+        """A process that died had entries of more keys than the new owner isolates at a time."""
         await publisher.publish(topic, *(keyed(f"k{n % 13}", n) for n in range(100)))
         await abandon(broker, topic, "me", count=40)
         seen = Seen()
@@ -128,18 +128,18 @@ class OrderingChapter(Chapter):
     async def test_a_stream_is_not_read_while_its_lease_is_not_certain(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """Others may own it by now: what this process took, their handlers would get after what follows."""
+        """Another process may own it by now, and would handle the entries of this process after later ones."""
         certain = False
-        seen, companion_key = Seen(), Seen()
+        seen, seen_other = Seen(), Seen()
         options = {"group": "g", "consumer": "me", **QUICK}
         leased, other = Subscriber(broker, **options), Subscriber(broker, **options)
         leased.begin_only_until(lambda: math.inf if certain else 0.0)
         await publisher.publish(topic, *(keyed("k", n) for n in range(5)))
-        reading = [leased.consume(topic, seen), other.consume(f"{topic}-other", companion_key)]
+        reading = [leased.consume(topic, seen), other.consume(f"{topic}-other", seen_other)]
         tasks = [asyncio.create_task(one) for one in reading]
         for number in range(3):
             await publisher.publish(f"{topic}-other", keyed("k", number))
-            await companion_key.have(number + 1)
+            await seen_other.have(number + 1)
         assert (await broker.xpending(topic, "g")).count == 0, "the others are read, and this one is not"
         certain = True
         await seen.have(5)
@@ -151,7 +151,7 @@ class OrderingChapter(Chapter):
     async def test_a_key_keeps_its_order_when_its_reader_closes_before_a_retry(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """As when a stream is handed over to another member of a fleet."""
+        """As when a stream is transferred to another member."""
         await publisher.publish(topic, *(keyed("k", n) for n in range(5)))
 
         async def fails(message: Message) -> None:

@@ -28,7 +28,7 @@ async def stored(broker: Broker, topic: str) -> list[bytes]:
 
 
 def faulty(broker: Broker, faults: Any) -> Broker:
-    """The same streams through a link that fails as told."""
+    """The same broker over a transport with the given faults."""
     return Broker(FaultyTransport(broker.transport, faults), broker.context)
 
 
@@ -37,7 +37,7 @@ def writes(request: Command | Batch) -> bool:
 
 
 def first_write_waits(broker: Broker) -> tuple[Broker, asyncio.Event]:
-    """The same streams through a link whose first write waits for the event, and no other does."""
+    """The same broker over a transport whose first write waits for the event; later writes do not."""
     transport = FaultyTransport(broker.transport)
     call = transport.call
     release = asyncio.Event()
@@ -116,7 +116,7 @@ class PublishingChapter(Chapter):
             await eventually(all_there)
         assert await stored(broker, topic) == [b"first", *(b"%d" % at for at in range(12))]
 
-    async def test_keyed_publishes_travel_together(self, broker: Broker, topic: str) -> None:
+    async def test_concurrent_keyed_publishes_share_a_batch(self, broker: Broker, topic: str) -> None:
         transport = FaultyTransport(broker.transport)
         async with Publisher(Broker(transport, broker.context)) as publisher:
             calls = [publisher.publish(topic, each, idempotency_key=str(at)) for at, each in enumerate(numbered(100))]
@@ -159,7 +159,7 @@ class PublishingChapter(Chapter):
         assert ids == [entry.id for entry in await broker.xrange(topic)]
         assert await stored(broker, topic) == [b"%d" % n for n in range(30)]
 
-    async def test_publishes_travel_together(self, broker: Broker, topic: str) -> None:
+    async def test_concurrent_publishes_share_a_batch(self, broker: Broker, topic: str) -> None:
         transport = FaultyTransport(broker.transport)
         async with Publisher(Broker(transport, broker.context)) as publisher:
             await asyncio.gather(*(publisher.publish(topic, message) for message in numbered(100)))
@@ -184,10 +184,10 @@ class PublishingChapter(Chapter):
 
     @pytest.mark.parametrize("fault", [Fault.refused(), Fault.answer_lost()])
     @pytest.mark.parametrize("way", [{"idempotency_key": "k"}, {"delay_ms": 0}], ids=["unique", "delayed"])
-    async def test_every_way_to_publish_is_tried_again(
+    async def test_every_kind_of_publish_is_retried(
         self, broker: Broker, topic: str, way: dict[str, Any], fault: Fault
     ) -> None:
-        """The link has given up by then: what goes on is the publisher, for ``retry_ms``."""
+        """The transport's deadline has passed by then: the publisher retries, for ``retry_ms``."""
         failures = iter((fault, fault))
 
         def twice(request: Command | Batch) -> Fault | None:
@@ -204,7 +204,7 @@ class PublishingChapter(Chapter):
         assert await stored(broker, topic) == [b"0", b"1", b"2"]
 
     @pytest.mark.parametrize("way", [{"idempotency_key": "k"}, {"delay_ms": 0}], ids=["unique", "delayed"])
-    async def test_every_way_to_publish_ends_with_its_error_when_the_time_is_over(
+    async def test_every_kind_of_publish_raises_when_its_deadline_passes(
         self, broker: Broker, topic: str, way: dict[str, Any]
     ) -> None:
         asked: list[Command | Batch] = []
@@ -247,7 +247,7 @@ class PublishingChapter(Chapter):
         await asyncio.gather(*calls)
         assert "millstream delayed publisher" not in {task.get_name() for task in asyncio.all_tasks()}
 
-    async def test_messages_after_a_failed_batch_are_not_taken_for_it(self, broker: Broker, topic: str) -> None:
+    async def test_messages_after_a_failed_batch_are_stored_as_new_ones(self, broker: Broker, topic: str) -> None:
         answers_are_lost = True
 
         def choose(request: Command | Batch) -> Fault | None:
@@ -270,7 +270,9 @@ class PublishingChapter(Chapter):
 
         assert [entry.id for entry in await broker.xrange(topic)] == [first, third]
 
-    async def test_keys_of_calls_with_several_messages_meet_no_other_key(self, broker: Broker, topic: str) -> None:
+    async def test_idempotency_keys_of_calls_with_several_messages_do_not_collide(
+        self, broker: Broker, topic: str
+    ) -> None:
         async with Publisher(broker) as publisher:
             await publisher.publish(topic, Message(b"a"), Message(b"b"), idempotency_key="order")
             assert await publisher.publish(topic, Message(b"c"), idempotency_key="order#1") != [None]
@@ -290,7 +292,7 @@ class PublishingChapter(Chapter):
                 with pytest.raises(DurabilityUnavailable):
                     await publisher.publish(topic, Message(b""), durability=replicated(7, timeout_ms=timeout_ms))
 
-        assert await broker.xlen(topic) in (0, 2)  # 0: where it is known before that there are no replicas
+        assert await broker.xlen(topic) in (0, 2)  # 0 if it is known before that there are no replicas
 
     async def test_a_delayed_message_with_too_many_fields_is_refused_at_once(self, broker: Broker, topic: str) -> None:
         wide = Message(b"wide", {f"field {n}": "" for n in range(4000)})
@@ -348,7 +350,7 @@ class PublishingChapter(Chapter):
 
     async def test_idempotency_key_covers_delayed_messages(self, broker: Broker, topic: str) -> None:
         async with Publisher(broker) as one, Publisher(broker) as other:
-            for publisher in (one, other, one, other, one):  # each message is another one, with a uuid of its own
+            for publisher in (one, other, one, other, one):  # each message has a uuid of its own
                 await publisher.publish(topic, Message(b"pay"), delay_ms=0, idempotency_key="order 7")
             await one.publish(topic, Message(b"after"), delay_ms=1)
 
@@ -427,7 +429,8 @@ class PublishingChapter(Chapter):
         assert [payload for payload in got if payload != b"4"] == [b"%d" % n for n in range(10) if n != 4]
 
     async def test_a_publisher_whose_loop_ends_can_be_closed(self, broker: Broker, topic: str) -> None:
-        """asyncio.run cancels all tasks at its end, the publisher's own too. It must not wait for what nobody sends."""
+        """asyncio.run cancels all tasks at its end, also the publisher's. Close must not wait for messages without a
+        sender."""
         transport = FaultyTransport(broker.transport)
         call = transport.call
 
@@ -452,7 +455,7 @@ class PublishingChapter(Chapter):
     async def test_a_loop_that_ends_before_the_first_step_of_sending(self, broker: Broker, topic: str) -> None:
         publisher = Publisher(broker)
         publishing = asyncio.create_task(publisher.publish(topic, Message(b"never sent")))
-        await asyncio.sleep(0)  # it has made a task that sends, and that has not begun
+        await asyncio.sleep(0)  # the sending task was created and has not started
         [sending] = [task for task in asyncio.all_tasks() if topic in task.get_name()]
         sending.cancel()
         publishing.cancel()

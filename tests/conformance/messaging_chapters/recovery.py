@@ -11,8 +11,8 @@ import pytest
 from messaging_chapters.chapter import (
     QUICK,
     Chapter,
+    EventLog,
     Seen,
-    Told,
     nothing_pending,
     numbered,
     running,
@@ -30,7 +30,7 @@ from millstream.wire.commands import Batch, Command
 
 
 async def abandon(broker: Broker, topic: str, consumer: str, *, count: int, times: int = 1) -> list[Any]:
-    """As a consumer that was killed leaves it: read, never acknowledged, silent for a long time."""
+    """Reads entries as a consumer that is then killed: they stay pending, with a long idle time."""
     await broker.create_group(topic, "g", start="0")
     deliveries = await broker.xreadgroup(topic, "g", consumer, count=count)
     ids = [delivery.id for delivery in deliveries]
@@ -62,7 +62,7 @@ class RecoveryChapter(Chapter):
     async def test_released_entries_of_a_dead_consumer_are_claimed_before_their_idle_time(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """An hour of idle time would have to pass; entries of the living consumer stay with it."""
+        """The claim time is an hour; entries of the running consumer stay with it."""
         await publisher.publish(topic, *numbered(7))
         await broker.create_group(topic, "g", start="0")
         await broker.xreadgroup(topic, "g", "dead", count=5)
@@ -84,9 +84,12 @@ class RecoveryChapter(Chapter):
     async def test_a_claim_and_a_read_together_never_exceed_max_in_flight(
         self, broker: Broker, publisher: Publisher, topic: str, at_a_time: int, count: int
     ) -> None:
-        """New messages come in the moment in which the first abandoned ones have: the blocking read asked before."""
+        """New messages arrive at the same moment as the first claimed ones: the blocking read was sent before the
+        claim."""
         await publisher.publish(topic, *numbered(100))
-        await abandon(broker, topic, "dead", count=100, times=0)  # as handed back: nothing keeps them from starting
+        await abandon(
+            broker, topic, "dead", count=100, times=0
+        )  # as after a return: nothing prevents them from starting
         go_on = asyncio.Event()
 
         async def wait(message: Message) -> None:
@@ -95,13 +98,13 @@ class RecoveryChapter(Chapter):
         async def held() -> int:
             return (await broker.xpending(topic, "g")).consumers.get("me", 0)
 
-        async def taken_over() -> bool:
+        async def claimed() -> bool:
             return await held() > 0
 
         seen = Seen(wait)
         options = {"consumer": "me", "max_in_flight": at_a_time, "count": count}
         async with running(broker, topic, seen, **options):
-            await eventually(taken_over, what="the first abandoned ones", timeout_s=60)
+            await eventually(claimed, what="the first abandoned ones", timeout_s=60)
             await publisher.publish(topic, *numbered(100, 100))
             await eventually(lambda: seen.under_way >= at_a_time, what="as many as may run", timeout_s=60)
             for _ in range(30):
@@ -113,8 +116,11 @@ class RecoveryChapter(Chapter):
         assert Counter(seen.payloads) == {b"%d" % n: 1 for n in range(200)}
         assert seen.most <= at_a_time
 
-    async def test_a_busy_stream_recovers_too(self, broker: Broker, publisher: Publisher, topic: str) -> None:
-        """Under constant load, and although far more is pending than one look covers, with living entries in front."""
+    async def test_abandoned_entries_of_a_busy_stream_are_claimed(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """Under constant load, with more pending entries than one scan covers, and with entries of running consumers
+        first."""
         living, dead = MAX_SCAN + 200, 40
         for at in range(0, living + dead, 200):
             await publisher.publish(topic, *numbered(min(200, living + dead - at), at))
@@ -141,7 +147,9 @@ class RecoveryChapter(Chapter):
             await loading
         assert (await broker.xpending(topic, "g")).consumers["alive"] == len(alive)
 
-    async def test_own_entries_come_back_at_the_start(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_own_pending_entries_are_recovered_at_the_start(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
         await publisher.publish(topic, *numbered(250))
         await broker.create_group(topic, "g", start="0")
         await broker.xreadgroup(topic, "g", "me", count=200)
@@ -196,8 +204,8 @@ class RecoveryChapter(Chapter):
         full = True
 
         def refuses(request: Command | Batch) -> Fault | None:
-            buries = isinstance(request, Command) and script("settle_dead_letter").sha in request.args
-            return Fault(before=OutOfMemory("OOM planted")) if buries and full else None
+            dead_letters = isinstance(request, Command) and script("settle_dead_letter").sha in request.args
+            return Fault(before=OutOfMemory("OOM planted")) if dead_letters and full else None
 
         async def rejects(message: Message) -> None:
             if message.payload == b"3":
@@ -248,7 +256,9 @@ class RecoveryChapter(Chapter):
         for at, (entry_id, seen) in enumerate(zip(ids, counts, strict=True)):
             assert seen == {entry_id: 3, **dict.fromkeys(ids[at + 1 :], 2)}
 
-    async def test_those_with_fewer_starts_go_first(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+    async def test_entries_with_fewer_deliveries_start_first(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
         await publisher.publish(topic, *numbered(6))
         await abandon(broker, topic, "dead", count=2, times=3)
         await abandon(broker, topic, "dead", count=4, times=1)
@@ -273,7 +283,7 @@ class RecoveryChapter(Chapter):
         assert letter.fields[b"dlq.deliveries"] == b"5"
         assert letter.fields[b"dlq.error_type"].endswith(b"DeliveriesExhausted")
 
-    async def test_a_silent_reader_is_noticed_and_reads_again(
+    async def test_reader_without_replies_is_detected_and_reads_again(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         hang = True
@@ -281,11 +291,11 @@ class RecoveryChapter(Chapter):
         def hangs(request: Command | Batch) -> Fault | None:
             return Fault(delay_s=3600) if reads(request) and hang else None
 
-        told = Told()
-        stuck = told.beside(broker, FaultyTransport(broker.transport, hangs))
+        events = EventLog()
+        stuck = events.observe(broker, FaultyTransport(broker.transport, hangs))
         seen = Seen()
         async with running(stuck, topic, seen, grace_ms=100) as subscriber:
-            await eventually(lambda: "messaging.reader_stalled" in told)
+            await eventually(lambda: "messaging.reader_stalled" in events)
             assert not subscriber.ready
             hang = False
             await publisher.publish(topic, Message(b"x"))
@@ -311,7 +321,7 @@ class RecoveryChapter(Chapter):
         quick: dict[str, Any] = {"consumer": "me", "dead_consumer_ms": 200, "claim_min_idle_ms": 3_600_000}
         async with running(broker, topic, seen, **quick):
             await eventually(only_the_holder)
-            await asyncio.sleep(0.5)  # longer than dead_consumer_ms, and several looks
+            await asyncio.sleep(0.5)  # longer than dead_consumer_ms, and several scans
             assert await names() == {"holds one", "me"}
         assert seen.messages == []
 

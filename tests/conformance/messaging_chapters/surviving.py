@@ -9,8 +9,8 @@ import pytest
 from messaging_chapters.chapter import (
     QUICK,
     Chapter,
+    EventLog,
     Seen,
-    Told,
     nothing_pending,
     numbered,
     publish_one,
@@ -25,38 +25,38 @@ from millstream.testing.faults import Fault, FaultyTransport
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 
-UNFORESEEN = "'NoneType' object has no attribute 'readline'"
+UNEXPECTED = "'NoneType' object has no attribute 'readline'"
 
-STRIKES = {
+FAULTS = {
     "joining": b"XGROUP",
     "reading": b"XREADGROUP",
     "sweeping": script("needs_visit").sha,
     "settling": script("settle").sha,
     "due times": script("due_take").sha,
 }
-"""Where it strikes, by a word that every such command holds."""
+"""Where the fault is injected: an argument of every command of that part."""
 
 
-def words_of(request: Command | Batch) -> list[bytes]:
+def arguments_of(request: Command | Batch) -> list[bytes]:
     commands = [request.args] if isinstance(request, Command) else request.commands
-    return [word for args in commands for word in args[:2]]
+    return [argument for args in commands for argument in args[:2]]
 
 
 class SurvivingChapter(Chapter):
-    @pytest.mark.parametrize("where", STRIKES)
+    @pytest.mark.parametrize("where", FAULTS)
     async def test_part_that_fails_with_an_unexpected_error_is_reported_and_restarted(
         self, broker: Broker, publisher: Publisher, topic: str, where: str
     ) -> None:
-        struck: list[Command | Batch] = []
+        injected: list[Command | Batch] = []
 
-        def strike(request: Command | Batch) -> Fault | None:
-            if STRIKES[where] in words_of(request) and len(struck) < 3:
-                struck.append(request)
-                return Fault(before=AttributeError(UNFORESEEN))
+        def inject(request: Command | Batch) -> Fault | None:
+            if FAULTS[where] in arguments_of(request) and len(injected) < 3:
+                injected.append(request)
+                return Fault(before=AttributeError(UNEXPECTED))
             return None
 
-        told = Told()
-        observed = told.beside(broker, FaultyTransport(broker.transport, strike))
+        events = EventLog()
+        observed = events.observe(broker, FaultyTransport(broker.transport, inject))
         await publisher.publish(topic, *numbered(20))
 
         async def fails_once(message: Message) -> None:
@@ -64,54 +64,54 @@ class SurvivingChapter(Chapter):
                 await message.nack(delay_ms=1)
 
         seen = Seen(fails_once)
-        # What an unforeseen error left pending is found again soon.
+        # Entries that the unexpected error left pending are claimed soon.
         async with running(observed, topic, seen, claim_min_idle_ms=600) as subscriber:
-            await eventually(lambda: len(struck) == 3, what="it to strike three times", timeout_s=60)
+            await eventually(lambda: len(injected) == 3, what="three faults", timeout_s=60)
             await eventually(lambda: set(seen.payloads) == {b"%d" % n for n in range(20)}, what="all", timeout_s=60)
             await nothing_pending(broker, topic)
             await publish_one(publisher, topic, b"after")
-            await eventually(lambda: b"after" in seen.payloads, what="it to go on")
+            await eventually(lambda: b"after" in seen.payloads, what="the next message")
             await eventually(lambda: subscriber.ready, what="it to be ready")
-        assert any(UNFORESEEN in str(facts.get("error")) for _, facts in told.facts)
+        assert any(UNEXPECTED in str(values.get("error")) for _, values in events.events)
 
     async def test_heartbeats_continue_after_an_unexpected_error(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """Or else others would take over what a handler is still at work on."""
+        """Otherwise other consumers would claim entries whose handlers are still running."""
         beats: list[bool] = []
 
-        def strike(request: Command | Batch) -> Fault | None:
+        def inject(request: Command | Batch) -> Fault | None:
             commands = [request.args] if isinstance(request, Command) else request.commands
             if not any(b"touch" in args for args in commands):
                 return None
             beats.append(len(beats) < 3)
-            return Fault(before=AttributeError(UNFORESEEN)) if beats[-1] else None
+            return Fault(before=AttributeError(UNEXPECTED)) if beats[-1] else None
 
-        async def outlasts_three_strikes(message: Message) -> None:
-            await eventually(lambda: beats.count(False) >= 3, what="signs of life after the strikes", timeout_s=60)
+        async def outlasts_three_faults(message: Message) -> None:
+            await eventually(lambda: beats.count(False) >= 3, what="heartbeats after the faults", timeout_s=60)
 
-        told = Told()
-        seen = Seen(outlasts_three_strikes)
+        events = EventLog()
+        seen = Seen(outlasts_three_faults)
         await publish_one(publisher, topic, b"long")
-        struck = told.beside(broker, FaultyTransport(broker.transport, strike))
-        async with running(struck, topic, seen, claim_min_idle_ms=3_000) as subscriber:
+        injected = events.observe(broker, FaultyTransport(broker.transport, inject))
+        async with running(injected, topic, seen, claim_min_idle_ms=3_000) as subscriber:
             await seen.have(1)
             await nothing_pending(broker, topic)
             assert subscriber.ready
         assert seen.payloads == [b"long"], "it was not taken over meanwhile"
-        assert any(UNFORESEEN in str(facts.get("error")) for _, facts in told.facts)
+        assert any(UNEXPECTED in str(values.get("error")) for _, values in events.events)
 
     async def test_router_survives_an_unexpected_error_before_its_first_read(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        strikes = iter(range(3))
-        told = Told()
+        faults = iter(range(3))
+        events = EventLog()
 
-        def strike(_: Command | Batch) -> Fault | None:
-            return None if next(strikes, None) is None else Fault(before=AttributeError(UNFORESEEN))
+        def inject(_: Command | Batch) -> Fault | None:
+            return None if next(faults, None) is None else Fault(before=AttributeError(UNEXPECTED))
 
-        transport = FaultyTransport(broker.transport, strike)
-        router = Router(told.beside(broker, transport), **QUICK)
+        transport = FaultyTransport(broker.transport, inject)
+        router = Router(events.observe(broker, transport), **QUICK)
         seen = Seen()
         router.add(seen, topic, group="g")
         running_router = asyncio.create_task(router.run(handle_signals=False))
@@ -122,13 +122,13 @@ class SurvivingChapter(Chapter):
         finally:
             await router.close()
             await running_router
-        assert "messaging.part_restarted" in told
+        assert "messaging.part_restarted" in events
 
     async def test_permanent_error_ends_the_part_and_is_reported(self, broker: Broker, topic: str) -> None:
-        told = Told()
+        events = EventLog()
         await broker.set(topic, "no stream")
-        subscriber = Subscriber(told.beside(broker), **{"group": "g", **QUICK})
+        subscriber = Subscriber(events.observe(broker), **{"group": "g", **QUICK})
         with pytest.raises(WrongKeyType):
             await asyncio.wait_for(subscriber.consume(topic, Seen()), 60)
-        assert "messaging.subscription_failed" in told
+        assert "messaging.subscription_failed" in events
         assert not subscriber.ready

@@ -22,7 +22,7 @@ ARGUMENTS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 PAUSE_S = 0.2
-"""Between two looks: a test does not want to wait as long as people can."""
+"""The interval between updates, shorter than for users."""
 
 
 class Running(NamedTuple):

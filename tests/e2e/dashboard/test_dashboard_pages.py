@@ -35,8 +35,8 @@ def publish(url: str, count: int) -> None:
     in_thread(work)
 
 
-def bury(url: str, count: int) -> None:
-    """Orders that fail: the odd ones for one reason, the even ones for another."""
+def dead_letter(url: str, count: int) -> None:
+    """Publishes orders that fail: the odd ones for one reason, the even ones for another."""
     publish(url, count)
 
     async def handle(message: Message) -> None:
@@ -48,10 +48,10 @@ def bury(url: str, count: int) -> None:
             subscriber = Subscriber(broker, group="billing", group_start="0", max_deliveries=1, consumer="worker-1")
             reading = asyncio.ensure_future(subscriber.consume(ORDERS, handle))
 
-            async def all_buried() -> bool:
+            async def all_dead_lettered() -> bool:
                 return await broker.xlen(DLQ) == count
 
-            await eventually(all_buried, what="the dead letters")
+            await eventually(all_dead_lettered, what="the dead letters")
             await subscriber.close()
             await asyncio.gather(reading, return_exceptions=True)
 
@@ -189,7 +189,7 @@ def test_live_tail_shows_new_entries_and_can_be_paused(page: Page, dashboard: Ru
 
 
 def test_dead_letter_is_replayed_by_clicking(page: Page, dashboard: Running) -> None:
-    bury(dashboard.redis_url, 6)
+    dead_letter(dashboard.redis_url, 6)
     broker = dashboard.broker
     before = broker.xlen(ORDERS)
 
@@ -203,7 +203,7 @@ def test_dead_letter_is_replayed_by_clicking(page: Page, dashboard: Running) -> 
     page.get_by_role("link", name="Replay").click()
     expect(page.locator("main")).to_contain_text("Replay 1 dead letter?")
     expect(page.locator("main")).to_contain_text(f"to {ORDERS}")
-    assert broker.xlen(DLQ) == 6  # so far it was only asked
+    assert broker.xlen(DLQ) == 6  # so far it was only confirmed
     page.get_by_role("button", name="Replay 1").click()
     expect(page.locator("main")).to_contain_text("1 dead letter was replayed.")
 
@@ -216,13 +216,13 @@ def test_dead_letter_is_replayed_by_clicking(page: Page, dashboard: Running) -> 
     assert notes[1][b"what"].startswith(b"replay dead letters of {shop.orders}.dlq")
 
 
-def test_all_letters_of_one_error_are_purged_and_no_others(page: Page, dashboard: Running) -> None:
-    bury(dashboard.redis_url, 6)
+def test_all_dead_letters_of_one_error_are_purged_and_no_others(page: Page, dashboard: Running) -> None:
+    dead_letter(dashboard.redis_url, 6)
     page.goto("/dead-letters?dlq=%7Bshop.orders%7D.dlq")
     group = page.locator("#live_errors tbody tr").filter(has_text="TimeoutError")
     group.get_by_role("link", name="Purge").click()
     expect(page.locator("main")).to_contain_text("Delete 3 dead letters of shop.orders permanently?")
-    # What is buried after the question was asked is not what was asked about.
+    # Messages that are dead-lettered after the confirmation page was shown are not deleted.
     late = {"dlq.original_id": "1-1", "dlq.error_type": "TimeoutError", "dlq.error": "no answer in 9 ms"}
     dashboard.broker.xadd(DLQ, late)
     page.get_by_role("button", name="Purge 3").click()
@@ -232,8 +232,8 @@ def test_all_letters_of_one_error_are_purged_and_no_others(page: Page, dashboard
     assert left == [b"ValueError"] * 3 + [b"TimeoutError"]
 
 
-def test_marked_letters_are_replayed_together(page: Page, dashboard: Running) -> None:
-    bury(dashboard.redis_url, 4)
+def test_selected_dead_letters_are_replayed(page: Page, dashboard: Running) -> None:
+    dead_letter(dashboard.redis_url, 4)
     page.goto("/dead-letters?dlq=%7Bshop.orders%7D.dlq")
     page.locator("tbody input[name=id]").nth(0).check()
     page.locator("tbody input[name=id]").nth(2).check()
@@ -246,7 +246,7 @@ def test_marked_letters_are_replayed_together(page: Page, dashboard: Running) ->
 
 @contextmanager
 def member(url: str, name: str) -> Iterator[None]:
-    """A member of the service ``desk``, at work on a thread of its own."""
+    """A member of the service ``desk``, running on a thread of its own."""
     leaving = threading.Event()
 
     async def work() -> None:
@@ -364,7 +364,7 @@ class FakeRunner:
 
 
 def test_dead_letters_can_be_used_on_a_narrow_screen(page: Page, dashboard: Running) -> None:
-    bury(dashboard.redis_url, 60)
+    dead_letter(dashboard.redis_url, 60)
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto(f"/dead-letters?dlq={DLQ}")
     expect(page.get_by_role("link", name="Replay").first).to_be_in_viewport(ratio=1)

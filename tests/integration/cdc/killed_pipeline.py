@@ -1,4 +1,4 @@
-"""Whole pipelines beside random writers, with everything killed around them; what reached Redis is read strictly.
+"""Whole pipelines with random writers, while every process is killed; the entries in Redis are checked strictly.
 
 One process runs a pipeline for each database, so that one start of Spark, which is most of a run's time, serves both.
 The executors are processes of their own (``local-cluster``). Every run kills each of pipeline, executor, databases and
@@ -68,7 +68,7 @@ class Running(PipelineProcess):
         super().__init__(spec, *arguments, modules=directory, PYSPARK_PYTHON=sys.executable, SPARK_HOME=home)
 
     def kill_executor(self) -> None:
-        """Waits for one where Spark is about to start it."""
+        """Waits for an executor if Spark is about to start one."""
         wait_until(self._executors, what="an executor", timeout_s=200)
         executors = self._executors()
         for pid in executors:
@@ -125,18 +125,19 @@ class Followed:
         return spec
 
     def kill(self) -> None:
-        with MariadbWriters.truncating:  # a MariaDB that dies in a TRUNCATE may have told its log nothing of it
+        with MariadbWriters.truncating:  # a MariaDB that dies during a TRUNCATE may not have logged it
             self.server.kill()
         self.server.start()
 
     def write_the_last(self) -> int:
-        """Returns where the log was right before it: whatever was committed until now ends there, or before."""
+        """Writes a last change and returns the log's position right before it: all earlier commits end there or
+        before."""
         position = Follower(self.database, self._scratch).reader._database.log_end()
         self.database.execute("INSERT INTO words VALUES ('last', 1, NULL)")
         return position
 
     def finished_behind(self, position: int) -> bool:
-        """Whether a batch that ends behind it is committed."""
+        """Whether a batch that ends after the position is committed."""
         checkpoint = Checkpoint(self.checkpoint)
         last = checkpoint.last_committed()
         ends = None if last is None else checkpoint.ends(last)
@@ -213,7 +214,7 @@ class KilledPipeline:
         """``ends``: the pipeline may."""
 
         def there() -> bool:
-            time.sleep(0.2)  # who looks more often takes the processor from what is looked at
+            time.sleep(0.2)  # polling more often would take CPU time from the pipeline
             if not ends:
                 running.must_run()
             for each in self.followed.values():
@@ -260,7 +261,7 @@ class KilledPipeline:
 
 
 def _event(fields: dict[bytes, bytes]) -> dict[str, Any]:
-    """As the ledger wants it."""
+    """Converts an entry to the ledger's form."""
     event = json.loads(fields[b"event"])
     _, lsn, _ = event["id"].split(":")
     return {

@@ -1,4 +1,4 @@
-"""A snapshot beside random writers, then their changes, read strictly: the same run for every database."""
+"""A snapshot while random writers run, then their changes, checked strictly: the same run for every database."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def follow(
     batches: int = 30,
     enough: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Until it is enough, and for so many batches at least.
+    """Follows until ``enough``, and for a minimum number of batches.
 
-    Each of them allows the writers some transactions more, about as many as it takes. Writers who never wait outrun a
-    follower on a busy machine: the more it is behind, the dearer are its batches, so that it never ends.
+    Each batch allows the writers about as many further transactions as it has read. Writers without a limit would
+    outrun a follower on a busy machine: the further it is behind, the more its batches cost, so it would never end.
     """
     during.start()
     try:
@@ -92,7 +92,7 @@ def follow(
 
 
 def finish(database: Database, follower: Follower, ledger: StrictLedger) -> None:
-    """What is left of the log, and then the tables themselves."""
+    """Reads the rest of the log, and compares with the tables."""
     follower.reader.prepareForTriggerAvailableNow()
     while (rows := follower.batch(limit=1000)) is not None:
         ledger.apply(rows)

@@ -1,4 +1,4 @@
-"""The faults that this source is built to avoid, to be planted: the ledger must see them.
+"""Faults that this source is built to avoid, to be planted: the ledger must detect them.
 
 Each function takes what plants: ``monkeypatch.setattr``, or ``setattr`` in a process of its own (``as_code``).
 """
@@ -36,7 +36,7 @@ def as_code(fault: Callable[..., None], *arguments: str) -> str:
 
 
 def cut_by_lsn(plant: Plant, segments: str) -> None:
-    """Postgres: a chunk saw whatever the log had when it was read."""
+    """PostgreSQL: a chunk is assumed to have seen everything that was in the log when it was read."""
 
     def before_the_chunk(table: SeenTable, xids: Numbers) -> Any:
         positions: dict[int, int] = {}
@@ -52,7 +52,7 @@ def cut_by_lsn(plant: Plant, segments: str) -> None:
 
 
 def cut_by_master_status(plant: Plant, meanwhile: Callable[[], Any] = lambda: time.sleep(0.3)) -> None:
-    """MariaDB: the place of a chunk is where the log ends, asked beside the chunk's transaction and not by it.
+    """MariaDB: a chunk's position is the end of the log, read outside the chunk's transaction.
 
     ``meanwhile`` happens between the two questions."""
 
@@ -66,7 +66,7 @@ def cut_by_master_status(plant: Plant, meanwhile: Callable[[], Any] = lambda: ti
 
 
 def acknowledged_early(plant: Plant) -> None:
-    """A batch counts as finished when it is planned. MariaDB keeps no place for a reader: it is written down here."""
+    """A batch counts as finished when it is planned. MariaDB keeps no position for a reader: it is recorded here."""
     original, opened = Planner.next_offset, Planner._open
 
     def acknowledge_planned(self: Planner, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
@@ -91,7 +91,7 @@ def acknowledged_early(plant: Plant) -> None:
 
 
 def gap_not_checked(plant: Plant) -> None:
-    """Whether the server can still give what follows the checkpoint is not asked."""
+    """The source does not check whether the server still has the log after the checkpoint."""
     plant(postgres_catalog, "refuse_gap", lambda slot, state, position: None)
     original = mariadb_catalog.check_position
     plant(
@@ -103,14 +103,14 @@ def gap_not_checked(plant: Plant) -> None:
 
 def killed_after_planning(plant: Plant) -> None:
     """The whole pipeline, once, as soon as it has planned a batch of changes that no chunk of a snapshot can have seen:
-    those before it would be dropped in any case, and nobody would miss them."""
+    changes before it would be dropped anyway, and not be missed."""
     original = Planner.next_offset
 
     def kill_once(self: Planner, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
         end = original(self, finished, max_changes)
         died = self._directory / "died"
         if end is None or end.position == finished.position or died.exists():
-            return end  # of a snapshot that is still being read nobody can say what it saw
+            return end  # what a snapshot saw is unknown while it is still being read
         if finished.position > max((table.settled for table in self._seen_by(finished)), default=0):
             died.touch()
             os.killpg(os.getsid(0), signal.SIGKILL)

@@ -27,8 +27,8 @@ LETTERS = "aAbBcCéÉzZ_9"
 
 
 class Writers:
-    """``allowed``: how many transactions they may begin until ``go_on`` allows more, so that whoever follows is never
-    further behind than that, however slow it is; None: as many as they can.
+    """``allowed``: how many transactions they may begin until ``go_on`` allows more, so that a slow follower is never
+    further behind than that; None: no limit.
 
     ``pause_s``: between two transactions of a writer.
     """
@@ -62,20 +62,20 @@ class Writers:
         return self
 
     def go_on(self, transactions: int) -> None:
-        """They may begin so many from now on; what they were allowed before and did not use is not added."""
+        """Allows this many further transactions; unused earlier ones are not added."""
         with self._turn:
             self._allowed = self._begun + transactions
             self._turn.notify_all()
 
     def spent(self) -> bool:
-        """Whether all are begun that were allowed. Raises what ended one of them: it takes no more."""
+        """Whether all allowed transactions were begun. Raises the error that ended a writer."""
         if self.errors:
             raise self.errors[0]
         with self._turn:
             return self._begun == self._allowed
 
     def stop(self) -> None:
-        """When the transactions at hand are done."""
+        """Stops after the current transactions."""
         with self._turn:
             self._stop.set()
             self._turn.notify_all()
@@ -85,7 +85,7 @@ class Writers:
             raise self.errors[0]
 
     def _may_begin(self) -> bool:
-        """Waits for its turn. False: they are to stop."""
+        """Waits until a transaction is allowed. Returns False if the writers are to stop."""
         with self._turn:
             self._turn.wait_for(lambda: self._stop.is_set() or self._allowed is None or self._begun < self._allowed)
             self._begun += 1
@@ -154,13 +154,13 @@ class Writers:
 
 
 class MariadbWriters(Writers):
-    """The same on MariaDB, where whatever changes a table commits what came before it."""
+    """The same on MariaDB, where a change of a table commits the open transaction."""
 
     _HARMLESS = frozenset((1062, 1213, 1205, 1412, 1020, 1060, 1091, 1305))
-    """A key that is there, a deadlock, a table that changed: what an application meets, too."""
+    """A duplicate key, a deadlock, a changed table: errors that an application gets, too."""
     _database: MariadbDatabase
     truncating = threading.Lock()
-    """Held during a TRUNCATE: whoever kills the server takes it, too."""
+    """Held during a TRUNCATE, and by the code that kills the server."""
 
     def _run(self, chance: random.Random, number: int) -> None:
         while not self._stop.is_set():

@@ -18,7 +18,7 @@ class StrictLedger:
         self.faults: list[str] = []
         self.ids: Counter[str] = Counter()
         self.transactions: dict[tuple[int, str], int] = {}
-        """In which batch each transaction's changes came."""
+        """The batch in which each transaction's changes came."""
         self.batch = 0
 
     def apply(self, events: Iterable[dict[str, Any]]) -> None:
@@ -47,7 +47,7 @@ class StrictLedger:
             if op == "u":
                 rows[key] = after
         else:
-            # The old row is told whole, or by its key alone.
+            # The event has the whole old row, or only its key.
             by_key = before is not None and before.keys() == json.loads(key).keys()
             current = {name: rows[key].get(name) for name in before} if by_key else rows[key]
             if before is not None and not _agree(before, current):

@@ -40,8 +40,8 @@ def test_every_change_arrives_exactly_once_and_matches_the_previous_row(
 
 @pytest.mark.chaos
 def test_repeatedly_killed_database_loses_no_change(tmp_path: Path) -> None:
-    """Whenever rows have come since the last time, but not within a TRUNCATE: a MariaDB 10.11 that dies in one may have
-    emptied the table and not written that to its log (after 28 of 86 kills), and nobody who reads the log can know."""
+    """Kills whenever rows have arrived since the last kill, but not within a TRUNCATE: a MariaDB 10.11 that dies in one
+    may have emptied the table without logging it (after 28 of 86 kills), which no reader of the log can detect."""
     if mariadb_server() is None:
         pytest.skip("MariaDB is not installed: run `make setup`")
     print(f"SEED={SEED}")

@@ -90,7 +90,7 @@ def test_snapshot_and_log_have_equal_values_for_every_type(mariadb: MariadbDatab
     mariadb.execute(
         f"CREATE TABLE everything (id int PRIMARY KEY, {made}, twice int AS (whole / 2) VIRTUAL, "
         "thrice bigint AS (whole * 3) STORED)",
-        "SET GLOBAL time_zone = '+09:00'",  # a session's own settings must not matter, whoever sets them
+        "SET GLOBAL time_zone = '+09:00'",  # a session's own settings must not matter
     )
     try:
         fill(mariadb, 0)

@@ -1,5 +1,5 @@
-"""The whole way, killed again and again: pipeline, executors, database and Redis. The stream equals the tables; and
-where a fault is planted in that pipeline, the same ledger says so."""
+"""Pipeline, executors, database and Redis are killed repeatedly. The streams equal the tables; and if a fault is
+planted in that pipeline, the same ledger detects it."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def test_ledger_detects_chunks_filtered_by_log_position(source: str, tmp_path: P
         run.planted = planted_faults.as_code(planted_faults.cut_by_lsn, str(run.segments(source)))
     else:
         run.planted = planted_faults.as_code(planted_faults.cut_by_master_status)
-    assert complaints(run)
+    assert problems(run)
 
 
 @pytest.mark.at_length
 @pytest.mark.parametrize("source", ["postgres", "mariadb"], indirect=True)
 def test_ledger_detects_positions_acknowledged_early(source: str, tmp_path: Path) -> None:
-    """Where the source refused instead (SnapshotLost: a chunk's file is gone), the planted death had done that and not
-    the product: to find its moment it asked what a snapshot saw that was still being read, as one is that a truncate
-    began again. The planner asks when all chunks are read, and removes them when the answer is written down."""
+    """If the source refuses instead (SnapshotLost: a chunk's file is gone), the planted kill has caused that: it asked
+    too early what a snapshot saw that was still being read, for example one that a TRUNCATE had restarted. The planner
+    asks after all chunks were read, and removes them after the answer was stored."""
     run = KilledPipeline([source], tmp_path, "early", kinds=("itself",))
     faults = (
         planted_faults.acknowledged_early,
@@ -63,10 +63,10 @@ def test_ledger_detects_positions_acknowledged_early(source: str, tmp_path: Path
         planted_faults.killed_after_planning,
     )
     run.planted = "".join(map(planted_faults.as_code, faults))
-    assert complaints(run)
+    assert problems(run)
 
 
-def complaints(run: KilledPipeline) -> list[str]:
+def problems(run: KilledPipeline) -> list[str]:
     faults = [fault for ledger in run.run().values() for fault in ledger.verdict()]
     print("first of them:", faults[:1])
     return faults

@@ -25,12 +25,13 @@ LOST = ['words {"word":"c"} is in the table and not in the stream']
 
 
 class SlowCommit:
-    """A commit whose record is in the log while nobody sees what it did: it waits for a standby that never comes."""
+    """A commit that is in the log but not yet visible to any transaction: it waits for a standby that does not
+    exist."""
 
     def __init__(self, server: PostgresProcess, statement: str) -> None:
         self._server = server
-        server.main.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
-        wait_until(lambda: server.main.execute("SHOW synchronous_standby_names") == [("nobody",)])
+        server.main.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'", "SELECT pg_reload_conf()")
+        wait_until(lambda: server.main.execute("SHOW synchronous_standby_names") == [("absent",)])
         self._thread = threading.Thread(target=server.main.execute, args=(statement,))
         self._thread.start()
         wait_until(self._waiting, what="the commit's wait")
@@ -83,7 +84,7 @@ def test_ledger_detects_chunks_filtered_by_lsn(tmp_path: Path, monkeypatch: pyte
 def snapshot_beside_a_commit(
     database: MariadbDatabase, segments: Path, between: Callable[[Callable[[], None]], None]
 ) -> StrictLedger:
-    """``between`` lets what it is given happen behind the beginning of a chunk's transaction."""
+    """``between`` runs its argument after the start of a chunk's transaction."""
     database.execute(*WORDS)
     follower = Follower(database, segments)
     follower.start = follower.reader.initialOffset()
@@ -132,7 +133,7 @@ def test_ledger_detects_mariadb_chunks_filtered_by_log_end(
 
 
 def death_of_a_planned_batch(database: Database, segments: Path) -> StrictLedger:
-    """The batch was planned and not read; what was read ahead for it is gone, with the process."""
+    """The batch was planned and not read; its read-ahead log is lost with the process."""
     database.execute(*WORDS)
     follower = Follower(database, segments)
     ledger = StrictLedger()

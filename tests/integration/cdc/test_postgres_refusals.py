@@ -296,7 +296,7 @@ def test_slot_with_removed_wal_is_position_lost(tmp_path: Path) -> None:
                 "CHECKPOINT",
             )
         assert "is lost" in lost(follower)
-        assert "pg_drop_replication_slot" in refused(Follower(server.main, tmp_path / "anew"))
+        assert "pg_drop_replication_slot" in refused(Follower(server.main, tmp_path / "new"))
 
 
 def test_slot_in_use_is_refused_after_waiting(postgres: PostgresDatabase, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ COLUMNS = {
     "padded": ("char(5)", ["ab", "", None]),
     "limited": ("varchar(9)", ["\\N", "a,b", None]),
     "letter": ('"char"', ["x", "", None]),
-    "called": ("name", ["somebody", "b", None]),
+    "called": ("name", ["a user", "b", None]),
     "bytes": ("bytea", ["\\x00ff5c", "\\x", None]),
     "day": ("date", ["2024-02-29", "0044-03-15 BC", "infinity"]),
     "hour": ("time", ["24:00:00", "00:00:00.000001", None]),
@@ -75,7 +75,7 @@ def fill(database: PostgresDatabase, first: int) -> None:
 
 def test_snapshot_and_log_have_equal_values_for_every_type(postgres: PostgresDatabase, tmp_path: Path) -> None:
     postgres.execute(*MAKE)
-    # A session's own settings must not matter, whoever sets them.
+    # A session's own settings must not matter.
     for setting in ("DateStyle = 'German'", "TimeZone = 'Asia/Tokyo'", "IntervalStyle = 'sql_standard'"):
         postgres.execute(f"ALTER DATABASE {postgres.name} SET {setting}")
     postgres.execute(f"ALTER DATABASE {postgres.name} SET bytea_output = 'escape'")

@@ -16,7 +16,7 @@ from millstream.testing import PostgresDatabase, wait_until
 ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, note text)"
 IMPATIENT = "options=-c%20wal_sender_timeout%3D4s"
 LONG = "interval '9 seconds'"
-"""More than twice that: a server that hears nothing has closed the session by then."""
+"""More than twice that: a server that receives nothing has closed the session by then."""
 
 
 def holder(follower: Follower) -> int | None:
@@ -27,7 +27,7 @@ def holder(follower: Follower) -> int | None:
 
 
 def long_since(follower: Follower, pid: int | None) -> bool:
-    """By the server's clock; also when the session is not the same any more, which a wait could not mend."""
+    """Waits by the server's clock. Also true if the session was replaced, because then a wait would never end."""
     age = f"SELECT clock_timestamp() - backend_start > {LONG} FROM pg_stat_replication WHERE pid = {pid or 0}"
     return follower.database.execute(age) in ([(True,)], [])
 

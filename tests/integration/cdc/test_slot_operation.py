@@ -36,7 +36,7 @@ spec:
 
 @dataclass(frozen=True)
 class Shop:
-    """A pipeline that has run: its file, its checkpoint and its slot are there, and nobody reads the slot."""
+    """A pipeline that has run: its file, its checkpoint and its slot exist, and no reader uses the slot."""
 
     database: PostgresDatabase
     file: Path

@@ -30,7 +30,7 @@ def database(request: pytest.FixtureRequest) -> Database:
 
 
 class HeldAttempt:
-    """The first attempt that has read its rows stops before it writes them, until it is let go."""
+    """The first attempt that has read its rows stops before it writes them, until the test lets it continue."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_read, self._go = threading.Event(), threading.Event()
@@ -74,14 +74,14 @@ def test_first_of_two_attempts_at_a_chunk_wins(
     thread.join(60)
     assert [event["key"] for event in quick] == ['{"word":"a"}', '{"word":"b"}', '{"word":"c"}']
     assert slow == [quick]
-    assert attempt(task) == quick, "and so it is for whoever comes later"
+    assert attempt(task) == quick, "and also for later attempts"
     ledger.apply(quick)
     follower.commit()
     database.execute("DELETE FROM words WHERE word = 'c'")
     changes = follower.drain()
     follower.stop()
     assert [(event["op"], event["key"]) for event in changes] == [("d", '{"word":"c"}')], (
-        "what it saw is not told again"
+        "the changes that it saw are not sent again"
     )
     ledger.apply(changes)
     ledger.compare("words", rows_of(database, "words"), ("word",))

@@ -35,14 +35,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisProcess]:
 
 def test_redis_and_valkey_pass_the_kit_and_are_not_changed(server: RedisProcess) -> None:
     client = redis.Redis(port=server.port)
-    client.set("somebody's", "value")
+    client.set("a user's", "value")
     done = verify(server.url, "-o", "json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert_as_documented("verify", done.stdout)
     verdicts = json.loads(done.stdout)
     assert len(verdicts) > 150
     assert [one for one in verdicts if one["failure"]] == []
-    assert client.keys("*") == [b"somebody's"]
+    assert client.keys("*") == [b"a user's"]
     with open_blocking_broker(server.url) as broker:
         version = next(one.found for one in examine_server(broker) if one.what == "server version")
     about = client.info("server")
@@ -52,7 +52,7 @@ def test_redis_and_valkey_pass_the_kit_and_are_not_changed(server: RedisProcess)
 
 @contextmanager
 def answering_xlen_wrong(server: RedisProcess) -> Iterator[str]:
-    """A server that is right in everything but XLEN: what a proxy or a rewrite of Redis may be."""
+    """A server whose only wrong reply is that of XLEN, as a proxy or a reimplementation of Redis may have."""
     port, listener = free_port(), socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))

@@ -24,15 +24,16 @@ def client(dashboard: Dashboard) -> httpx.AsyncClient:
 
 
 @contextlib.asynccontextmanager
-async def open_pages(dashboard: Dashboard, address: str, count: int, companion_key: int = 0) -> AsyncIterator[None]:
-    """So many pages that hear the events of one address, until the block ends; ``companion_key`` so many others."""
+async def open_pages(dashboard: Dashboard, address: str, count: int, others: int = 0) -> AsyncIterator[None]:
+    """Opens ``count`` pages at one address until the block ends; ``others`` is the number of pages at other
+    addresses."""
 
     async def listen() -> None:
         async for _ in dashboard.feed.events([address], [], ""):
             pass
 
     pages = [asyncio.create_task(listen()) for _ in range(count)]
-    await eventually(lambda: dashboard.feed.connections == count + companion_key, what="the pages")
+    await eventually(lambda: dashboard.feed.connections == count + others, what="the pages")
     yield
     for page in pages:
         page.cancel()
@@ -104,7 +105,7 @@ async def test_huge_entry_is_not_transferred_with_every_update(redis_broker: Bro
     await redis_broker.create_group("big", "g", start="0")
     before = await bytes_sent(redis_broker)
     async with Dashboard(redis_url, pause_s=0.05) as dashboard:
-        async with open_pages(dashboard, "/", 1), open_pages(dashboard, "/stream?name=big", 1, companion_key=1):
+        async with open_pages(dashboard, "/", 1), open_pages(dashboard, "/stream?name=big", 1, others=1):
             await dashboard.stats.wait(12)  # memory is asked for twice
             await eventually(lambda: dashboard.stats.findings_of("big") != [], what="the examination")
         row = next(row for row in dashboard.stats.rows if row.stream == "big")

@@ -33,7 +33,7 @@ async def payloads(servers: Servers, stream: str) -> dict[str, object]:
     async with open_broker(servers.url) as direct:
         entries = await direct.xrange(stream)
     found = {codec("flat").decode(entry.fields).payload.decode(): entry.id for entry in entries}
-    assert len(found) == len(entries), "something is there twice"
+    assert len(found) == len(entries), "an entry is stored twice"
     return found
 
 
@@ -77,12 +77,13 @@ async def test_publish_repeated_after_a_lost_reply_is_stored_once(
 async def test_publisher_with_a_used_id_gets_no_false_confirmation(
     servers: Servers,
 ) -> None:
-    """As a machine does that was copied while it ran. Its marker stands where it should, and tells of other rows."""
-    async with open_broker(servers.url) as broker, Publisher(broker) as one, Publisher(broker) as other:
-        other.id = one.id
-        await one.publish("orders", Message(b"mine"))
+    """As on a virtual machine that was copied while it ran: the marker has the expected position, but is of other
+    rows."""
+    async with open_broker(servers.url) as broker, Publisher(broker) as first, Publisher(broker) as second:
+        second.id = first.id
+        await first.publish("orders", Message(b"mine"))
         try:
-            await other.publish("orders", Message(b"another"))
+            await second.publish("orders", Message(b"another"))
         except MillstreamError:
             replied = False
         else:
@@ -91,11 +92,11 @@ async def test_publisher_with_a_used_id_gets_no_false_confirmation(
 
 
 async def test_replay_interrupted_at_any_command_loses_no_dead_letter(servers: Servers) -> None:
-    """A letter is in one of the two streams at every moment, and after another replay it is back, once."""
+    """A dead letter is always in one of the two streams, and another replay adds it to its stream once."""
     async with open_broker(servers.url) as direct:
         for number in range(8):
             stream = f"orders-{number}"
-            await bury(direct, stream)
+            await dead_letter(direct, stream)
             with AnsweringProxies(servers, RefuseOne(number)) as proxy:
                 async with open_broker(proxy.url) as broker:
                     with contextlib.suppress(MillstreamError):
@@ -111,7 +112,7 @@ async def test_replay_interrupted_at_any_command_loses_no_dead_letter(servers: S
 
 
 class RefuseOne:
-    """The command of this number is refused, for a reason that does not pass."""
+    """Refuses the command of this number with a permanent error."""
 
     def __init__(self, number: int) -> None:
         self._left = number
@@ -123,8 +124,8 @@ class RefuseOne:
         return refusal("NOPERM planted") if self._left == -1 else None
 
 
-async def bury(broker: Broker, stream: str) -> None:
-    """Three messages of the stream, each a dead letter."""
+async def dead_letter(broker: Broker, stream: str) -> None:
+    """Publishes three messages to the stream and dead-letters them."""
     subscriber = Subscriber(broker, group="g", group_start="0", block_ms=50, max_deliveries=1)
 
     async def fail(message: Message) -> None:
@@ -134,16 +135,16 @@ async def bury(broker: Broker, stream: str) -> None:
     async with Publisher(broker) as publisher:
         await publisher.publish(stream, *(Message(b"%d" % n) for n in range(3)))
 
-    async def buried() -> bool:
+    async def dead_lettered() -> bool:
         return await DeadLetters(broker, stream).count() == 3
 
-    await eventually(buried, what="three letters")
+    await eventually(dead_lettered, what="three dead letters")
     await subscriber.close()
     await running
 
 
 async def test_rows_repeated_after_a_cancelled_call_are_stored_once(servers: Servers) -> None:
-    """Cancelled at every step of the way, before the server has them and after."""
+    """Cancels the call at every step, before and after the server has stored the rows."""
     chance = random.Random(7)
     given = 0
     async with open_broker(servers.url) as broker:
@@ -166,7 +167,8 @@ async def test_rows_repeated_after_a_cancelled_call_are_stored_once(servers: Ser
 
 
 async def test_cancelled_callers_do_not_affect_others(servers: Servers) -> None:
-    """Answers are lost, and every other caller gives up: what the others received is stored, once, under that id."""
+    """Replies are lost and every other caller is cancelled: each id that a caller received belongs to one stored
+    entry."""
     chance = random.Random(11)
     ledger = DeliveryLedger()
     replied: dict[str, object] = {}
@@ -191,8 +193,8 @@ async def test_cancelled_callers_do_not_affect_others(servers: Servers) -> None:
     balance = ledger.balance(list(there))
     assert balance.exactly_once, str(balance)
     assert balance.confirmed >= 300
-    assert {token: there[token] for token, one in replied.items() if one} == {
-        t: one for t, one in replied.items() if one
+    assert {token: there[token] for token, entry_id in replied.items() if entry_id} == {
+        token: entry_id for token, entry_id in replied.items() if entry_id
     }
 
 
@@ -229,7 +231,7 @@ async def test_transport_is_usable_after_cancelled_calls_with_lost_replies(
 
 
 def test_interrupted_thread_leaves_the_blocking_transport_usable(servers: Servers) -> None:
-    """An answer that was lost ends its connection: the next call gets its own answer."""
+    """A lost reply closes its connection: the next call gets its own reply."""
     count = 0
 
     def lose_every_third(request: Request) -> ProxyAnswer | None:

@@ -1,7 +1,7 @@
 """The fault table holds for every error, in every phase of a call, over the async and the blocking transport.
 
 A proxy in front of a real redis-server, or of a cluster of three, injects the error. The raised error is compared with
-the table, and the content of the stream with what the caller was told to expect.
+the table, and the content of the stream with the outcome that the error promises.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "operate" / "faults.md"
 STREAM = "orders"
 ROWS = [{"n": n} for n in range(5)]
 TWICE = 2
-"""A refusal that comes once could be answered by luck."""
+"""A single refusal could be passed by luck."""
 DEADLINE_MS = 60_000
 ANSWERED_S = 30.0
 ONCE_MORE = pytest.mark.at_length
@@ -39,12 +39,12 @@ CELLS = [
     for place in ("redis", "cluster")
     for fault in TABLE
     for phase in Phase
-    if fault.follows(phase) is not Follows.NEVER and fault.name != "WRONGPASS"  # which only a login hears
+    if fault.follows(phase) is not Follows.NEVER and fault.name != "WRONGPASS"  # which only a login receives
 ]
 
 
 class Refusing:
-    """Answers for the server in one phase, so many times; then everything goes its way."""
+    """Replies in place of the server in one phase, a number of times; then it forwards everything."""
 
     def __init__(self, fault: FaultRow, phase: Phase, place: str, times: float) -> None:
         self._answer = self._made(fault, phase, place)
@@ -99,7 +99,8 @@ Ask = Callable[[str], Awaitable[Any]]
 
 
 class Asking:
-    """The operation of each phase, over either link. ``first`` is asked before the fault: the connection stands."""
+    """The operation of each phase, over either transport. ``first`` is sent before the fault, to open the
+    connection."""
 
     def __init__(self, fault: FaultRow, phase: Phase) -> None:
         self._scripted = fault.name == "NOSCRIPT"
@@ -124,7 +125,7 @@ class Asking:
 
     @property
     def stores(self) -> list[bytes]:
-        """What is there when it was answered."""
+        """What is stored after the operation succeeded."""
         if self._phase is Phase.BLOCKED:
             return []
         if self._phase in (Phase.BATCH, Phase.TRANSACTION):
@@ -133,7 +134,7 @@ class Asking:
 
 
 async def waited(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """The answer of an operation of either broker: of the blocking one on a thread."""
+    """The result of an operation of either broker; the blocking one runs on a thread."""
     if isinstance(call.__self__, Broker):  # type: ignore[attr-defined]  # a method
         return await call(*args, **options)
     return await asyncio.to_thread(call, *args, **options)
@@ -163,7 +164,7 @@ async def stored(servers: Servers) -> list[bytes]:
 async def outcome(
     servers: Servers, fault: FaultRow, phase: Phase, broker: Broker | BlockingBroker, refusing: Refusing, begin: Any
 ) -> Any:
-    """What the operation answered, or what it raised. A blocked reader gets an entry while it waits."""
+    """The operation's result or error. A blocked reader gets an entry while it waits."""
     asking = Asking(fault, phase)
     await asking.first(broker)
     begin()
@@ -241,7 +242,7 @@ async def test_transient_error_beyond_the_deadline_is_raised_as_retryable(
 async def test_endless_redirection_is_retryable(
     servers: Servers, opened: Callable[..., Broker | BlockingBroker]
 ) -> None:
-    """A cluster that is being rearranged for longer than a deadline is no reason to give a message up."""
+    """A cluster that moves slots for longer than a deadline is no reason to dead-letter a message."""
     moved = next(fault for fault in TABLE if fault.name == "MOVED")
     with AnsweringProxies(servers) as proxy:
         refusing = Refusing(moved, Phase.COMMAND, proxy.place, times=10**6)
@@ -257,7 +258,7 @@ async def test_endless_redirection_is_retryable(
 async def test_refused_login_is_permanent_and_delayed_login_is_transient(
     servers: Servers, opened: Callable[..., Broker | BlockingBroker]
 ) -> None:
-    """With a password the first word is AUTH: it meets the same faults."""
+    """With a password the first command is AUTH: it meets the same faults."""
     place = f"127.0.0.1:{each(servers)[0].port}"
     for fault in TABLE:
         if fault.connecting in (Follows.NEVER, Follows.PERHAPS) or not fault.text:

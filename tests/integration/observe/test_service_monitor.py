@@ -84,8 +84,8 @@ async def test_router_becomes_ready_and_its_messages_are_counted() -> None:
                 of = {"topic": "orders", "group": "billing"}
 
                 async def settled() -> bool:
-                    buried = await probe.value("messages_buried_total", **of)
-                    return buried == 1 and await probe.value("messages_acked_total", **of) == 9
+                    dead_lettered = await probe.value("messages_buried_total", **of)
+                    return dead_lettered == 1 and await probe.value("messages_acked_total", **of) == 9
 
                 await eventually(settled, what="nine acknowledgements and a dead letter")
                 assert await probe.value("messages_published_total", topic="orders") == 10

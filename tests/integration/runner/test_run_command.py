@@ -123,7 +123,7 @@ def test_four_processes_share_the_work_while_they_are_killed_and_sigterm_comes_u
     assert "all workers have ended; 0 messages handed back" in running.text()
 
 
-def test_sigterm_drains_within_its_limit_and_reports_what_was_handed_back(
+def test_sigterm_drains_within_its_limit_and_reports_returned_messages(
     run: Callable[..., Running], redis_server: RedisProcess
 ) -> None:
     client = redis.Redis(port=redis_server.port)

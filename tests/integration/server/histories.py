@@ -37,7 +37,7 @@ def make_history(embedded):
         )
         client.xtrim("s", minid="1150-0", approximate=False)
         client.xgroup_setid("s", "idle", "1200-200", entries_read=77)
-        client.xgroup_createconsumer("s", "idle", "nobody")
+        client.xgroup_createconsumer("s", "idle", "unused")
         other = redis.Redis(port=server.port, db=7, protocol=3)
         with other.pipeline() as pipeline:
             pipeline.xadd("other", {"a": 1}, id="5-5")

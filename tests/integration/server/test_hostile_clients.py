@@ -26,7 +26,7 @@ def served():
     ids=lambda raw: repr(raw[:28]),
 )
 def test_announced_request_lengths_allocate_no_memory(served, raw):
-    """The peak of the whole process tells: a list of so many words would be 16 GB."""
+    """The peak of the whole process tells: a list of so many arguments would take 16 GB."""
     before = peak_kb(served.pid)
     with Client(served.port) as villain:
         villain.send_raw(raw)
@@ -42,7 +42,7 @@ def peak_kb(pid):
 
 
 def test_many_small_requests_before_a_malformed_one_are_cheap(served):
-    """Every request is answered up to the odd one, and the others are served between them."""
+    """Every request before the malformed one is answered, and other clients are served meanwhile."""
     for odd, last in ((b"PING\r\n", 1), (b"*1\r\n:5\r\n", 0)):
         with Client(served.port) as villain, Client(served.port) as other:
             villain.send_raw(PING * 4600 + odd)
@@ -90,7 +90,7 @@ def test_pipelined_blocking_commands_run_one_after_the_other(served):
 
 
 def test_input_of_a_blocked_client_is_bounded(served):
-    """Words of one byte cost far more than a byte: the server stops reading before that becomes much."""
+    """An argument of one byte needs far more memory than a byte: the server stops reading early enough."""
     before = peak_kb(served.pid)
     with Client(served.port) as villain, Client(served.port) as other:
         villain.send("BLPOP", "nothing", "0")
@@ -102,7 +102,7 @@ def test_input_of_a_blocked_client_is_bounded(served):
 
 
 def test_known_script_with_wrong_arguments_returns_an_error(tmp_path):
-    """No traceback a call in the log, and the connection lives on."""
+    """The log has no traceback for each call, and the connection stays open."""
     from millstream.broker.embedded import Embedded
 
     embedded = Embedded()

@@ -142,7 +142,7 @@ WHERE = (in_the_middle, at_the_first_step, at_the_last_step)
     ],
 )
 def test_interrupted_migration_continues_with_a_second_run(tmp_path, redis_server, name, where, heard):
-    """No key is there by half, wherever the connection to the target was lost; and the next run makes it whole."""
+    """No key is copied partly, wherever the connection to the target is lost; the next run completes the copy."""
     embedded = Embedded(directory=tmp_path / "data")
     entries = [(b"XADD", name.encode(), b"*", b"f", b"n%d" % n) for n in range(1200)]
     embedded.execute_many(embedded.session(), entries)

@@ -35,7 +35,7 @@ ALIKE = [
     "ACL LOG RESET",
     "ACL LOG 1 2",
     "ACL GETUSER default",
-    "ACL GETUSER nobody",
+    "ACL GETUSER absent",
     "ACL GETUSER",
     "MODULE LIST",
     "MODULE LIST x",

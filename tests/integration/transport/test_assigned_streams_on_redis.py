@@ -19,7 +19,7 @@ from millstream.wire.commands import Command
 
 
 class HoldingProxy:
-    """Forwards everything; answers to reads that wait are held back until they may pass."""
+    """Forwards everything, but holds back replies to blocking reads until the test releases them."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -151,7 +151,7 @@ async def test_lease_is_released_after_the_read_of_its_stream_has_returned(
 
 
 async def test_streams_of_a_dead_member_are_read_by_others(redis_server: RedisProcess) -> None:
-    """Three hundred streams of one member, which dies with a message of each under way."""
+    """Three hundred streams of a member that dies with one message of each in flight."""
     streams = [f"s{number}" for number in range(300)]
     quick = Settings(lease_ms=4_000, renew_interval_ms=400, sweep_interval_ms=50)
     begun_by_dead: set[str] = set()
@@ -177,7 +177,7 @@ async def test_streams_of_a_dead_member_are_read_by_others(redis_server: RedisPr
         await asyncio.gather(*(publisher.publish(stream, Message(b"%s 0" % stream.encode())) for stream in streams))
         await eventually(lambda: len(begun_by_dead) == 300, what="a handler on each", timeout_s=60)
         for part in (*dead.client._tasks, task):
-            part.cancel()  # no word any more, as of a process that was killed
+            part.cancel()  # sends nothing any more, like a killed process
         await of_dead.close()
 
         calm = {"settings": quick, "block_ms": 500}

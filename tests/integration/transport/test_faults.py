@@ -28,11 +28,11 @@ from millstream.testing.topologies import ask
 from millstream.wire.commands import Batch, Command
 
 QUICK = Limits(answer_ms=300, connect_ms=30_000)
-"""An answer is soon too late; a connection takes what a busy machine takes."""
+"""Short deadlines for replies, and long ones for connections, which take their time on a busy machine."""
 
 
 class Retries:
-    """An observer that counts the tries."""
+    """An observer that counts retries."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -44,7 +44,7 @@ class Retries:
 
 @contextmanager
 def played(answers: Callable[[socket.socket, int], None]) -> Iterator[tuple[int, list[bytes]]]:
-    """A server that does what a function says with its n-th connection; gives the port and what was received."""
+    """A server that calls a function for its n-th connection. Yields its port and the received bytes."""
     listener = socket.create_server(("127.0.0.1", 0))
     received: list[bytes] = []
     stop = threading.Event()
@@ -63,7 +63,7 @@ def played(answers: Callable[[socket.socket, int], None]) -> Iterator[tuple[int,
         with connection:
             try:
                 while data := connection.recv(65536):
-                    if data == b"*1\r\n$4\r\nPING\r\n":  # the look at a new connection, before anything is asked
+                    if data == b"*1\r\n$4\r\nPING\r\n":  # the check of a new connection, before any command
                         connection.sendall(b"+PONG\r\n")
                         continue
                     received.append(data)
@@ -110,7 +110,7 @@ async def test_server_that_returns_before_the_deadline() -> None:
             call = asyncio.create_task(broker.xadd("s", {"n": 2}))
             await asyncio.to_thread(server.start)
             await call
-            assert await broker.xlen("s") == 1  # it kept nothing: a new life
+            assert await broker.xlen("s") == 1  # it restarts without data
     finally:
         server.stop()
 
@@ -174,7 +174,7 @@ async def test_stopped_server_is_detected_and_reconnected() -> None:
 
 @pytest.mark.parametrize("api", ["async", "blocking"])
 async def test_killed_connections_are_replaced(api: str, redis_url: str) -> None:
-    """CLIENT KILL between two calls: the second one does not fail, for nothing of it was sent."""
+    """CLIENT KILL between two calls: the second one does not fail, because none of it was sent."""
     if api == "async":
         async with open_broker(redis_url) as broker:
             for n in range(5):
@@ -417,10 +417,10 @@ async def test_cancelled_read_closes_its_connection(redis_url: str) -> None:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-        async def nobody_waits() -> bool:
+        async def no_caller_waits() -> bool:
             return (await broker.server_info("clients"))["blocked_clients"] == "0"
 
-        await eventually(nobody_waits, what="cancelled readers to be gone from the server")
+        await eventually(no_caller_waits, what="cancelled readers to be gone from the server")
         await broker.xadd("s", {"n": 1})
         assert len(await broker.xreadgroup("s", "g", "c", block_ms=5000)) == 1
 
@@ -429,7 +429,7 @@ async def test_close_ends_calls_in_progress(redis_url: str, redis_broker: Broker
     async def waiting() -> int:
         return int((await redis_broker.server_info("clients"))["blocked_clients"])
 
-    async def nobody_waits() -> bool:
+    async def no_caller_waits() -> bool:
         return await waiting() == 0
 
     broker = open_broker(redis_url)
@@ -438,7 +438,7 @@ async def test_close_ends_calls_in_progress(redis_url: str, redis_broker: Broker
     await broker.close()
     with pytest.raises(BrokerClosed):
         await reader
-    await eventually(nobody_waits, what="the server to have noticed")
+    await eventually(no_caller_waits, what="the server to have noticed")
 
     blocking = open_blocking_broker(redis_url)
     caught: list[BaseException] = []

@@ -61,8 +61,8 @@ async def test_messages_are_routed_dead_lettered_replayed_and_trimmed_on_every_n
 async def test_dead_letters_in_another_slot_are_not_lost(cluster: ClusterSetup, partitions: int | None) -> None:
     """With short streams and with large entries, as in the slot of the stream and without a cluster."""
     sent = [b"%d" % number + b"x" * 1_000 for number in range(60)]
-    limits = Limits(max_entry_bytes=1_100)  # the letter tells more than its message, and is larger
-    topic, elsewhere = f"buried-{partitions}", f"graveyard-{partitions}"
+    limits = Limits(max_entry_bytes=1_100)  # the dead letter has more fields than its message, and is larger
+    topic, elsewhere = f"dead_lettered-{partitions}", f"graveyard-{partitions}"
     split = {topic: partitions} if partitions else None
     async with (
         open_broker(cluster.url, max_stream_len=5, limits=limits) as broker,
@@ -77,14 +77,14 @@ async def test_dead_letters_in_another_slot_are_not_lost(cluster: ClusterSetup, 
         streams = partition_streams(topic, partitions) if partitions else [topic]
         assert not all(shares_slot(broker.context, stream, elsewhere) for stream in streams)
 
-        async def buried() -> bool:
+        async def dead_lettered() -> bool:
             groups = [group for stream in streams for group in await broker.group_info(stream)]
             return len(groups) == len(streams) and all(group.pending == 0 and group.lag == 0 for group in groups)
 
         async with router:
             for number, payload in enumerate(sent):
                 await publisher.publish(topic, Message(payload, {"key": str(number)}))
-            await eventually(buried, what="everything to be buried")
+            await eventually(dead_lettered, what="everything to be dead_lettered")
         letters = await broker.xrange(elsewhere)
         assert sorted(letter.fields[b"payload"] for letter in letters) == sorted(sent)
         for stream in [*streams, elsewhere]:

@@ -98,7 +98,7 @@ def test_cursor_does_not_pass_owned_entries_because_of_released_ones(run: Run) -
     assert after == b"0-0", "entries with smaller ids are not examined yet"
 
 
-def test_released_entries_without_room_stay_in_reach_of_the_cursor(run: Run) -> None:
+def test_released_entries_without_capacity_are_not_passed_by_the_cursor(run: Run) -> None:
     after, taken, _ = sweep(run, [[*RELEASED, *OWNED]], room=1, cursor=b"2-0")
     assert (after, taken) == (b"2-0", [b"9-0"])
 

@@ -33,8 +33,8 @@ async def test_cluster_failover_loses_no_confirmed_write(sentinel: SentinelSetup
 
 
 async def test_writes_confirmed_by_a_majority_survive_a_crash() -> None:
-    """Two of three nodes; the third hangs meanwhile, and goes on when the primary is dead. What was on its way to it is
-    there then, so that the sentinels may promote either of them."""
+    """The writes are on two of three nodes. The third hangs meanwhile and resumes after the primary died; it then has
+    the writes that were in its socket, so that the sentinels may promote either replica."""
     with SentinelSetup(replicas=2) as setup:
         ask(setup.primary, "CONFIG", "SET", "min-replicas-to-write", "1")
         behind = setup.replicas[1]
@@ -70,9 +70,9 @@ async def test_demoted_primary_is_abandoned(sentinel: SentinelSetup) -> None:
 
 
 async def test_unreachable_primary_is_abandoned(sentinel: SentinelSetup) -> None:
-    """NOREPLICAS: it still is a primary and still answers, but the sentinels have made another one of its replica.
+    """NOREPLICAS: it is still a primary and still answers, but the sentinels have promoted its replica.
 
-    They are log_rows so, and leave the old one alone: as if it were out of their reach.
+    The sentinels' state is set by hand, and they leave the old primary alone, as if it were unreachable.
     """
     async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
         await broker.xadd("orders", {"n": 1})
@@ -173,6 +173,6 @@ async def test_sentinel_that_refuses_the_subscription_is_retried(sentinel: Senti
 
 def _refused(sentinel: SentinelSetup) -> int:
     """How often a subscription of a client was denied."""
-    log_rows = (found for one in sentinel.sentinels for found in ask(one, "ACL", "LOG"))
-    entries = [dict(zip(found[::2], found[1::2], strict=True)) for found in log_rows]
+    log_rows = (row for address in sentinel.sentinels for row in ask(address, "ACL", "LOG"))
+    entries = [dict(zip(row[::2], row[1::2], strict=True)) for row in log_rows]
     return sum(entry[b"count"] for entry in entries if entry[b"object"] == b"subscribe")

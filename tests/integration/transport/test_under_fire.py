@@ -17,7 +17,7 @@ SEEDS = range(int(os.environ.get("TRIALS", "4")))
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_append_once_adds_once(redis_server: RedisProcess, seed: int) -> None:
-    """The link repeats by itself, the caller after it gave up, and a new writer replays from row 0 in other chunks."""
+    """The transport retries, then the caller does, and then a new writer replays from row 0 in other chunks."""
     chance = random.Random(seed)
     with FragileProxy(redis_server.port, max_bytes=6_000, seed=seed) as proxy:
         async with open_broker(proxy.url, deadline_ms=30_000) as broker:
@@ -45,7 +45,7 @@ def test_append_unique_adds_once(redis_server: RedisProcess, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_plain_xadd_reports_lost_replies_as_ambiguous(redis_server: RedisProcess, seed: int) -> None:
-    """An answer means stored; an error that says "may have been applied" means just that; nothing comes twice."""
+    """A reply means stored; a "may have been applied" error means that it may be stored; nothing is stored twice."""
     ledger = DeliveryLedger()
     doubtful = 0
     with FragileProxy(redis_server.port, max_bytes=2_000, seed=seed) as proxy:

@@ -124,7 +124,7 @@ async def test_database_of_the_url_is_selected(redis_url: str) -> None:
 
 
 async def test_existing_clients_are_accepted(redis_server: RedisProcess) -> None:
-    """Their settings are taken, whatever they decode or count on; their connections are left to them."""
+    """Their settings are used, whatever they decode; their connections are not."""
     theirs = redis.asyncio.Redis(port=redis_server.port, db=4, decode_responses=True)
     async with open_broker(theirs) as broker:
         await broker.xadd("s", {"n": b"\xff"})
@@ -167,7 +167,7 @@ async def test_contradicting_tls_options_are_rejected(tls_port: int, certificate
 
 
 async def test_permanent_errors_are_raised_without_retries(redis_server: RedisProcess) -> None:
-    """A long deadline, so that a link which waits for it would not end in time."""
+    """A long deadline, so that a transport that retried until it would not end in time."""
     port = redis_server.port
     for url, says in (
         (f"redis://127.0.0.1:{port}/99", "a database that the server has"),

@@ -1,4 +1,4 @@
-"""A network that stops answering, without closing anything: what a timeout of one's own is for."""
+"""A network that stops forwarding without closing connections, which only a timeout of the client detects."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Self
 
 
 class StallingProxy:
-    """Forwards to ``port``. The first ``times`` connections that send ``word`` hear nothing from then on, and what they
-    send gets nowhere; they stay open until the client closes them. ``stalled`` counts them."""
+    """Forwards to ``port``. The first ``times`` connections that send ``word`` get no further replies, and their
+    requests are not forwarded; they stay open until the client closes them. ``stalled`` counts them."""
 
     def __init__(self, port: int, word: bytes, times: int) -> None:
         self._target = port

@@ -1,4 +1,4 @@
-"""Row n is a pure function of the seed and n; and the stories that the rows tell hold together."""
+"""Row n is a pure function of the seed and n; and the rows of an order are consistent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millstream.pipelines.sources.generator import FIELDS, GeneratorConfig, Gene
 pytestmark = pytest.mark.spark
 
 
-def told(spark: SparkSession, rows: int, *, seed: int = 42, parts: int = 1) -> list[dict[str, Any]]:
+def events_of(spark: SparkSession, rows: int, *, seed: int = 42, parts: int = 1) -> list[dict[str, Any]]:
     source = GeneratorSource(type="generator", config=GeneratorConfig(seed=seed))
     numbers = spark.range(rows).repartition(parts).select(F.col("id").alias("n"), (F.col("id") + 5).alias("ts_ms"))
     made = [row.asDict() for row in source.to_events(numbers).collect()]
@@ -24,20 +24,20 @@ def told(spark: SparkSession, rows: int, *, seed: int = 42, parts: int = 1) -> l
 
 
 def test_same_seed_generates_the_same_rows(spark: SparkSession) -> None:
-    assert told(spark, 200) == told(spark, 200, parts=3)
-    assert told(spark, 200)[:50] == told(spark, 50)
-    assert told(spark, 200) != told(spark, 200, seed=43)
+    assert events_of(spark, 200) == events_of(spark, 200, parts=3)
+    assert events_of(spark, 200)[:50] == events_of(spark, 50)
+    assert events_of(spark, 200) != events_of(spark, 200, seed=43)
 
 
 def test_rows_equal_those_of_earlier_versions(spark: SparkSession) -> None:
-    rows = told(spark, 2000)
+    rows = events_of(spark, 2000)
     assert {row.pop("position") for row in rows} == {None}, "a column that earlier versions did not have"
     told_so_far = hashlib.sha256("\n".join(json.dumps(row, sort_keys=True) for row in rows).encode()).hexdigest()
     assert told_so_far == "985a34c642d1cceed0b26ded53262477aa5b32052f81c355e983325ae9d2faf6"
 
 
 def test_rows_live_change_and_go_in_order(spark: SparkSession) -> None:
-    rows = told(spark, 1000)
+    rows = events_of(spark, 1000)
     assert {row["op"] for row in rows} == {"c", "u", "d"}
     assert len({row["id"] for row in rows}) == 1000
     states: dict[tuple[str, str], Any] = {}
@@ -59,7 +59,7 @@ def test_rows_live_change_and_go_in_order(spark: SparkSession) -> None:
 
 
 def test_payment_matches_its_order(spark: SparkSession) -> None:
-    rows = [(row["table"], json.loads(row["after"])) for row in told(spark, 500) if row["after"]]
+    rows = [(row["table"], json.loads(row["after"])) for row in events_of(spark, 500) if row["after"]]
     orders = {after["id"]: after for table, after in rows if table == "orders"}
     payments = [after for table, after in rows if table == "payments" and after["order_id"] in orders]
     assert payments

@@ -1,4 +1,5 @@
-"""A pipeline whose required sink refuses is seen to fall behind, and to catch up; Spark says nothing meanwhile."""
+"""A pipeline whose required sink refuses is shown as falling behind, and as catching up; Spark reports nothing
+meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 @contextmanager
 def full(server: RedisProcess) -> Iterator[None]:
-    """It answers, and takes nothing."""
+    """A server that replies, and stores nothing."""
     client = redis.Redis(port=server.port)
     client.config_set("maxmemory", 1)
     yield
@@ -32,7 +33,7 @@ def full(server: RedisProcess) -> Iterator[None]:
 
 @contextmanager
 def frozen(server: RedisProcess) -> Iterator[None]:
-    """It takes connections, and never answers."""
+    """A server that accepts connections, and never replies."""
     server.signal(signal.SIGSTOP)
     yield
     server.signal(signal.SIGCONT)

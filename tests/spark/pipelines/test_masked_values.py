@@ -94,7 +94,7 @@ def test_no_output_error_dead_letter_or_queue_holds_what_is_masked(
     assert "1.10" in everything(client, "out"), "what is not masked is there"
 
 
-def test_a_letter_is_masked_once(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
+def test_masked_dead_letter_is_not_masked_again(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
     client = redis.Redis.from_url(redis_url)
     client.flushall()
     put(client, [json.dumps({"id": 1, "email": CANARY})])
@@ -105,7 +105,7 @@ def test_a_letter_is_masked_once(spark: SparkSession, redis_url: str, tmp_path: 
     made = pipeline(tmp_path, **spec, sinks=[redis_sink(redis_url, stream="to.${after.where}")])
     run_once(spark, made)
     [letter] = entries(client, "acme:orders.dlq")
-    mended = pipeline(tmp_path, **spec, sinks=[redis_sink(redis_url)])
-    assert replay_dead_letters(spark, make_plan(mended)).delivered == 1
+    corrected = pipeline(tmp_path, **spec, sinks=[redis_sink(redis_url)])
+    assert replay_dead_letters(spark, make_plan(corrected)).delivered == 1
     [sent] = entries(client)
     assert json.loads(sent["event"])["after"] == json.loads(letter["payload"])["after"]

@@ -40,7 +40,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_disk_costs_only_the_optional_sink_its_batches(
     spark: SparkSession, redis_server: RedisProcess, small_disk: Path
 ) -> None:
-    """The checkpoint lies on the same disk. The optional sink never answers; the required one gets every row."""
+    """The checkpoint is on the same disk. The optional sink never replies; the required one gets every row."""
     optional = redis_sink("redis://127.0.0.1:1", "late", required=False, queue={"min_free": "256kb"})
     source = {"type": "generator", "config": {"rows": 120_000, "partitions": 2}}
     made = pipeline(
@@ -55,7 +55,7 @@ def test_full_disk_costs_only_the_optional_sink_its_batches(
 
 
 class Watched:
-    """A runner in the tests' session, and the facts that it tells."""
+    """A runner in the tests' session, and the observer events that it emits."""
 
     def __init__(self, spark: SparkSession, *pipelines: Any, once: bool = False) -> None:
         self.facts: Facts = []
@@ -89,10 +89,10 @@ def test_an_optional_sink_with_a_wrong_password_is_parked_and_can_be_started_aga
             wait_until(lambda: client.xlen("out") == 300, what="the required sink", timeout_s=120)
             wait_until(lambda: watched.state("late") == "failed", what="the optional one parked", timeout_s=60)
             tried = len(values(watched.facts, "pipeline.sink_error", "sink"))
-            assert values(watched.facts, "pipeline.sink_failed", "sink") == ["late"], "told once"
+            assert values(watched.facts, "pipeline.sink_failed", "sink") == ["late"], "emitted once"
             assert run.status().state == "running"
             assert run.status().waiting["late"] > 0
-            assert len(values(watched.facts, "pipeline.sink_error", "sink")) == tried, "nobody tries on"
+            assert len(values(watched.facts, "pipeline.sink_error", "sink")) == tried, "no further retries"
             other.config_set("requirepass", "wrong")
             run.start_sink("late")
             wait_until(lambda: watched.state("late") == "ok", what="catching up", timeout_s=60)

@@ -1,4 +1,4 @@
-"""A real pipeline, on Spark, is paused and resumed through the dashboard that came along with it."""
+"""A real pipeline on Spark is paused and resumed through its own dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of failures: what Redis does to a required sink, and that nothing is lost, doubled or half written."""
+"""Failures of the Redis of a required sink: no row is lost, duplicated or partly written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millstream.testing.topologies import SentinelSetup
 pytestmark = pytest.mark.spark
 
 REFUSED = {"batch_timeout": "3s", "connect_timeout": "3s", "send_timeout": "3s"}
-"""Time enough to hear a refusal before the time is up: the error is to name it."""
+"""Long enough that a refusal arrives before the deadline: the error must name it."""
 
 
 def later(seconds: float, work: object) -> threading.Timer:
@@ -29,7 +29,7 @@ def later(seconds: float, work: object) -> threading.Timer:
     return timer
 
 
-def errors_then(spark: SparkSession, made: Pipeline, mend: object, *, words: tuple[str, ...] = ("",)) -> list[str]:
+def errors_then(spark: SparkSession, made: Pipeline, repair: object, *, words: tuple[str, ...] = ("",)) -> list[str]:
     """Runs until the sink has failed with one of the words, repairs it, and runs the pipeline to its end."""
     failed = threading.Event()
     reported: list[str] = []
@@ -44,7 +44,7 @@ def errors_then(spark: SparkSession, made: Pipeline, mend: object, *, words: tup
     try:
         assert failed.wait(90), "the sink never failed"
         assert runner.named("orders").status().sinks == {"main": "retrying"}
-        mend()  # type: ignore[operator]  # any callable
+        repair()  # type: ignore[operator]  # any callable
         assert runner.wait()
         assert runner.named("orders").status().sinks == {"main": "ok"}
     finally:
@@ -103,13 +103,13 @@ def test_out_of_memory_in_mid_batch(spark: SparkSession, tmp_path: Path) -> None
         made = pipeline(tmp_path, source=source, sinks=[sink], batch={"max_events": 4000})
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 500_000)
 
-        def mend() -> None:
+        def repair() -> None:
             held = client.xlen("out")
             assert held < 4000
             assert held % 1000 == 0, "a chunk is written whole, or not at all"
             client.config_set("maxmemory", 0)
 
-        reported = errors_then(spark, made, mend, words=("OOM", "OutOfMemory"))
+        reported = errors_then(spark, made, repair, words=("OOM", "OutOfMemory"))
         assert any("OOM" in text or "OutOfMemory" in text for text in reported)
         assert sorted(numbers(client)) == list(range(4000))
 
@@ -195,8 +195,8 @@ def test_stop_reports_a_permanent_error_of_the_last_batch(spark: SparkSession, t
         client = redis.Redis(port=server.port)
         hangs = threading.Event()
 
-        def observer(name: str, /, **told: object) -> None:
-            if name == "pipeline.batch" and told["batch"] == 0:  # between two batches
+        def observer(name: str, /, **details: object) -> None:
+            if name == "pipeline.batch" and details["batch"] == 0:  # between two batches
                 client.delete("out")
                 client.set("out", "not a stream")
                 server.signal(signal.SIGSTOP)
@@ -226,12 +226,12 @@ def test_one_of_two_required_sinks_fails_while_the_other_has_the_batch(spark: Sp
     with RedisProcess() as steady, RedisProcess() as shaky:
         sinks = [redis_sink(shaky.url, "shaky"), redis_sink(steady.url, "steady", **PATIENT)]
         source = {"type": "generator", "config": {"rows": 600, "start_ts_ms": 1_700_000_000_000}}
-        facts: list[tuple[str, dict[str, object]]] = []
+        events: list[tuple[str, dict[str, object]]] = []
         killed, failed = threading.Event(), threading.Event()
 
-        def observer(name: str, /, **told: object) -> None:
-            facts.append((name, told))
-            if name == "pipeline.batch" and told["batch"] == 1:
+        def observer(name: str, /, **details: object) -> None:
+            events.append((name, details))
+            if name == "pipeline.batch" and details["batch"] == 1:
                 shaky.kill()  # between two batches: the pass of the next one finds one of its places gone
                 killed.set()
             if name == "pipeline.sink_error":
@@ -254,9 +254,11 @@ def test_one_of_two_required_sinks_fails_while_the_other_has_the_batch(spark: Sp
         assert sorted(numbers(here)) == list(range(600))
         # The server without a disk came back empty: what it lost was answered before; of the rest nothing is missing.
         assert sorted(numbers(redis.Redis(port=shaky.port))) == list(range(200, 600))
-        errors = {told["sink"] for name, told in facts if name == "pipeline.sink_error"}
+        errors = {details["sink"] for name, details in events if name == "pipeline.sink_error"}
         assert errors == {"shaky"}
-        taken = [(told["sink"], told["batch"], told["rows"]) for name, told in facts if name == "pipeline.sink"]
+        taken = [
+            (details["sink"], details["batch"], details["rows"]) for name, details in events if name == "pipeline.sink"
+        ]
         assert sorted(taken) == sorted((sink, batch, 100) for sink in ("shaky", "steady") for batch in range(6))
 
 

@@ -1,7 +1,7 @@
-"""A pipeline meets every error that passes, batch by batch: in its source, and in its sink.
+"""A pipeline survives every transient error, batch by batch, in its source and in its sink.
 
-One query, whose source and sink each speak through a proxy. When a batch is through, the next fault is planted; every
-row is in the sink's stream once at the end. In `make test` it meets four of them, in `make chaos` all, on both sides.
+One query, whose source and sink each use a proxy. After each batch the next fault is planted; at the end every row is
+in the sink's stream once. `make test` plants four faults, `make chaos` all, on both sides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def cells() -> list[tuple[str, FaultRow]]:
 
 
 class InAnyCommand:
-    """Plants a fault wherever a part speaks: in a plain command, or inside a transaction."""
+    """Plants a fault in any command of a part, plain or inside a transaction."""
 
     def __init__(self, fault: FaultRow, port: int) -> None:
         phases = [phase for phase in (Phase.COMMAND, Phase.TRANSACTION) if fault.follows(phase) in PASSES]

@@ -155,7 +155,7 @@ def test_from_stream_to_stream_with_dead_letters_and_their_replay(
     [group] = client.xinfo_groups("in")
     assert (group["name"], group["lag"]) == (b"pipeline:acme:orders", 0)
 
-    # A batch that is replayed buries nothing twice.
+    # A replayed batch dead-letters nothing twice.
     forget_last_commit(made)
     run_once(spark, made)
     assert client.xlen("acme:orders.dlq") == 3
@@ -165,8 +165,8 @@ def test_from_stream_to_stream_with_dead_letters_and_their_replay(
     foreign = [{"tenant": "default", "pipeline": "orders"}, {"tenant": "acme", "pipeline": "other"}]
     foreign_ids = [client.xadd("acme:orders.dlq", letter | owner) for owner in foreign]
 
-    mended = pipeline(tmp_path, source=source, sinks=[redis_sink(redis_url, stream="out.${row.id}")])
-    done = replay_dead_letters(spark, make_plan(mended))
+    corrected = pipeline(tmp_path, source=source, sinks=[redis_sink(redis_url, stream="out.${row.id}")])
+    done = replay_dead_letters(spark, make_plan(corrected))
     assert (done.delivered, done.failed_again) == (1, 2)
     assert [document["after"] for document in documents(client, "out.3")] == [{"id": 3}]
     assert client.exists("out.9") == 0

@@ -74,9 +74,9 @@ def test_permanent_error_is_not_retried(
         assert word in str(error)
     assert reported == [], "no sink was at fault"
     assert redis.Redis(port=redis_server.port).xlen("a") == 0
-    mended = pipeline(tmp_path, sinks=outs)
+    corrected = pipeline(tmp_path, sinks=outs)
     with pytest.raises(Exception, match="batch 0 is not committed"):
-        run_once(spark, mended)
+        run_once(spark, corrected)
 
 
 @pytest.mark.parametrize("fault", SEEN_BEFORE)

@@ -37,7 +37,7 @@ def client(redis_url: str) -> redis.Redis:
     return client
 
 
-def test_letter_behind_a_route_keeps_its_stream_and_unknown_stages_block_nothing(
+def test_replayed_event_keeps_its_routed_stream_and_unknown_stages_block_nothing(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     for number in (1, 2):
@@ -78,7 +78,7 @@ def test_letter_behind_a_route_keeps_its_stream_and_unknown_stages_block_nothing
     assert client.xlen("acme:orders.dlq") == 1
 
 
-def test_letters_in_front_of_an_aggregate_are_kept_and_those_behind_it_are_replayed(
+def test_dead_letters_of_stages_before_an_aggregate_are_kept_and_later_ones_are_replayed(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     aggregate = {"type": "aggregate", "id": "sums", "window": "1m", "measures": {"n": "count"}}

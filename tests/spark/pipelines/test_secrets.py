@@ -124,7 +124,7 @@ def test_canary_value_appears_nowhere(
     assert len(everyone) > 2, "a JVM and its Python workers were expected"
     reported = [pid for pid, line in seen_of(everyone, "cmdline").items() if CANARY.encode() in line]
     assert not reported, "the password stands on a command line"
-    # Our own environment is the user's; what we hand on is ours.
+    # Our own environment is the user's; the environment of child processes is ours.
     given = [
         pid for pid, all_ in seen_of(everyone - {command.process.pid}, "environ").items() if CANARY.encode() in all_
     ]

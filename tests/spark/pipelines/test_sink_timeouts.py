@@ -1,4 +1,4 @@
-"""A sink's own timeouts reach the tasks: a connection that has gone silent is given up before the batch's time is."""
+"""A sink's own timeouts reach the tasks: a connection without replies is closed before the batch's deadline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_silent_connection_is_replaced_within_the_batch_s_time(
 def test_dead_letters_are_counted_after_a_failed_attempt(
     spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
-    """One task is done and the other fails, with the batch's bad events: the next attempt must find them all."""
+    """One task succeeds and the other fails, with the batch's bad events: the next attempt must find all of them."""
     client = redis.Redis(port=redis_server.port)
     for number in range(20):
         text = json.dumps({"k": "a" if number < 10 else "b"})

@@ -1,5 +1,5 @@
-"""What sql and python return is no event until it has been looked at: hostile values end in dead letters or in quotes,
-never in a document that is no JSON."""
+"""Results of sql and python are checked before they become events: hostile values are dead-lettered or escaped, and
+every document is JSON."""
 
 from __future__ import annotations
 

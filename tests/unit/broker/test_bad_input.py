@@ -214,7 +214,7 @@ def cases() -> Iterator[tuple[str, str, Any]]:
 
 @pytest.mark.parametrize("name", operations())
 def test_valid_arguments_are_accepted(name: str) -> None:
-    """Otherwise the test below would see refusals that prove nothing."""
+    """Otherwise the refusals in the test below would prove nothing."""
     operation, given = operations()[name], good_arguments(name)
     request = (
         operation(Context(), *given.values(), "k").send(None)
@@ -261,7 +261,7 @@ def test_open_broker_rejects_invalid_options(options: dict[str, Any]) -> None:
 
 
 def test_immediate_xadd_rejects_the_same_arguments() -> None:
-    """``xadd`` without options takes a way of its own over the embedded link."""
+    """``xadd`` without options has a fast path over the embedded transport."""
 
     async def run() -> None:
         async with open_broker("local://") as broker:

@@ -185,7 +185,7 @@ def _nothing_asked() -> list[Any]:
 
 
 async def test_batched_caller_does_not_wait_for_a_cancelled_task() -> None:
-    """As all tasks are when a loop ends; who waits may be shielded, and would hold up the end for ever."""
+    """All tasks are cancelled when a loop ends; a shielded waiter would block the end."""
     asked, answer = asyncio.Event(), asyncio.Event()
 
     class Slow:

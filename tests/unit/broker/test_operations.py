@@ -24,8 +24,8 @@ from millstream.model import EntryId, ManualClock
 from millstream.wire.commands import Batch, Command, ErrorReply, Operation
 
 
-def talk(operation: Operation[Any], *replies: Any) -> tuple[Any, list[Command | Batch]]:
-    """Runs it over the given replies; gives its result and what it asked."""
+def run_operation(operation: Operation[Any], *replies: Any) -> tuple[Any, list[Command | Batch]]:
+    """Runs an operation over the given replies; returns its result and its commands."""
     asked: list[Command | Batch] = []
     left = list(replies)
     try:
@@ -53,7 +53,7 @@ def test_repeatable_commands_are_marked() -> None:
         (groups.create_group(context, "s", "g", start="0"), b"OK", True),
         (groups.create_group(context, "s", "g", start="0", exist_ok=False), b"OK", False),
     ):
-        _, (asked,) = talk(operation, reply)
+        _, (asked,) = run_operation(operation, reply)
         assert asked.repeatable is repeatable, asked
 
 
@@ -68,7 +68,7 @@ def test_long_streams_are_trimmed_periodically() -> None:
     trimmed_at = []
     for n in range(35):
         replies: list[Any] = [b"1-1"] if context.until_trim.get(b"s", 0) > 1 else [b"1-1", *TRIM_REPLIES]
-        _, asked = talk(streams.xadd(context, "s", {"n": n}), *replies)
+        _, asked = run_operation(streams.xadd(context, "s", {"n": n}), *replies)
         if len(asked) == 3:
             trimmed_at.append(n)
 
@@ -79,7 +79,7 @@ def test_many_adds_trim_once() -> None:
     context = Context(max_stream_len=100)
 
     ids = [b"1-%d" % n for n in range(500)]
-    _, asked = talk(streams.xadd_many(context, "s", [{"n": n} for n in range(500)]), ids, *TRIM_REPLIES)
+    _, asked = run_operation(streams.xadd_many(context, "s", [{"n": n} for n in range(500)]), ids, *TRIM_REPLIES)
 
     assert len(asked) == 3
 
@@ -88,7 +88,7 @@ def test_failed_trim_does_not_fail_the_add() -> None:
     event_names: list[str] = []
     context = Context(max_stream_len=100, observer=lambda name, **facts: event_names.append(name))
 
-    result, _ = talk(streams.xadd(context, "s", {"n": 1}), b"1-1", OutOfMemory("OOM"))
+    result, _ = run_operation(streams.xadd(context, "s", {"n": 1}), b"1-1", OutOfMemory("OOM"))
 
     assert result == EntryId(1, 1)
     assert event_names == ["broker.trim_failed"]
@@ -97,7 +97,7 @@ def test_failed_trim_does_not_fail_the_add() -> None:
 def test_counting_is_bounded() -> None:
     context = Context(max_stream_len=1000)
     for n in range(retention.MAX_COUNTED_STREAMS + 5):
-        talk(streams.xadd(context, f"s{n}", {"n": 1}), b"1-1", *TRIM_REPLIES)
+        run_operation(streams.xadd(context, f"s{n}", {"n": 1}), b"1-1", *TRIM_REPLIES)
 
     assert len(context.until_trim) <= retention.MAX_COUNTED_STREAMS
 
@@ -111,9 +111,9 @@ def test_payloads_over_the_limit() -> None:
         streams.xadd_many(context, "s", [{"n": b"x" * 90}] * 4, atomic=True),
     ):
         with pytest.raises(PayloadTooLarge) as caught:
-            talk(operation)
+            run_operation(operation)
         assert "limit" in str(caught.value)
-    talk(streams.xadd_many(context, "s", [{"n": b"x" * 90}] * 4), [b"1-1"] * 4)
+    run_operation(streams.xadd_many(context, "s", [{"n": b"x" * 90}] * 4), [b"1-1"] * 4)
 
 
 def test_durability_is_checked_before_the_write_and_cached() -> None:
@@ -121,24 +121,24 @@ def test_durability_is_checked_before_the_write_and_cached() -> None:
     context = Context(clock=clock)
     yes, everysec = [b"appendonly", b"yes"], [b"appendfsync", b"everysec"]
 
-    _, asked = talk(streams.xadd(context, "s", {"n": 1}, durability="appended"), yes, everysec, [b"1-1"])
+    _, asked = run_operation(streams.xadd(context, "s", {"n": 1}, durability="appended"), yes, everysec, [b"1-1"])
     assert [type(request) for request in asked] == [Command, Command, Batch]
 
-    _, asked = talk(streams.xadd(context, "s", {"n": 1}, durability="appended"), [b"1-2"])
+    _, asked = run_operation(streams.xadd(context, "s", {"n": 1}, durability="appended"), [b"1-2"])
     assert len(asked) == 1
     with pytest.raises(DurabilityUnavailable) as caught:
-        talk(streams.xadd(context, "s", {"n": 1}, durability="fsynced"))
+        run_operation(streams.xadd(context, "s", {"n": 1}, durability="fsynced"))
     assert "always" in str(caught.value)
 
     clock.advance(REMEMBER_MS)
     always = [b"appendfsync", b"always"]
-    talk(streams.xadd(context, "s", {"n": 1}, durability="fsynced"), yes, always, [b"1-3"])
+    run_operation(streams.xadd(context, "s", {"n": 1}, durability="fsynced"), yes, always, [b"1-3"])
 
 
 def test_unreadable_durability_setting_is_an_error() -> None:
     for refusal in (ServerError("ERR unknown command 'CONFIG'"), []):
         with pytest.raises(DurabilityUnavailable):
-            talk(
+            run_operation(
                 streams.xadd(Context(), "s", {"n": 1}, durability="appended"),
                 *([refusal] * (2 if refusal == [] else 1)),
             )
@@ -147,7 +147,7 @@ def test_unreadable_durability_setting_is_an_error() -> None:
 def test_one_wait_confirms_a_whole_batch() -> None:
     operation = streams.xadd_many(Context(), "s", [{"n": 1}, {"n": 2}], durability="replicated(2)", atomic=True)
 
-    ids, (asked,) = talk(operation, [b"1-1", b"1-2", 2])
+    ids, (asked,) = run_operation(operation, [b"1-1", b"1-2", 2])
 
     assert ids == [EntryId(1, 1), EntryId(1, 2)]
     assert isinstance(asked, Batch)
@@ -159,13 +159,13 @@ def test_once_writer_accepts_the_same_rows_after_an_error() -> None:
     writer = Once("s", "w", 1, digest=Digest())
     rows: list[Any] = [{"n": n} for n in range(4)]
     with pytest.raises(BrokerUnavailable):
-        talk(writer.append(context, rows), [b"OK", b"1-0", b"1-1"], BrokerUnavailable("gone"))
+        run_operation(writer.append(context, rows), [b"OK", b"1-0", b"1-1"], BrokerUnavailable("gone"))
 
     assert writer.position == 0
     digest = Digest()
     digest.add([[b"n", b"0"], [b"n", b"1"]])
     answers = ([b"ROWS", b"2", digest.hexdigest(), b"1-1"], [b"OK", b"1-2", b"1-3"])
-    appended, _ = talk(writer.append(context, rows), *answers)
+    appended, _ = run_operation(writer.append(context, rows), *answers)
 
     assert (appended.added, appended.skipped, writer.position) == (2, 2, 4)
 
@@ -173,22 +173,22 @@ def test_once_writer_accepts_the_same_rows_after_an_error() -> None:
 def test_partly_stored_batch_reports_its_ids() -> None:
     full = ErrorReply("OOM command not allowed when used memory > 'maxmemory'.")
     with pytest.raises(OutOfMemory, match="2 of 3 entries were stored") as caught:
-        talk(streams.xadd_many(Context(), "s", [{"n": n} for n in range(3)]), [b"1-0", b"1-1", full])
+        run_operation(streams.xadd_many(Context(), "s", [{"n": n} for n in range(3)]), [b"1-0", b"1-1", full])
     assert caught.value.ids == [EntryId(1, 0), EntryId(1, 1), None]  # type: ignore[attr-defined]  # a fact of this one
 
 
 def test_reply_with_too_few_ids_is_an_error() -> None:
     for writer, answer in ((Once("s", "w", 1), [b"OK", b"1-1"]), (Once("s", "w", 1), [b"OK", b"1-1", b"1-2", b"1-3"])):
         with pytest.raises(ServerError, match="for 2 rows"):
-            talk(writer.append(Context(), [{"n": 1}, {"n": 2}]), answer)
+            run_operation(writer.append(Context(), [{"n": 1}, {"n": 2}]), answer)
         assert writer.position == 0
     options: dict[str, Any] = {"partition": "0", "forget_after_ms": 1000, "durability": None}
     batches = BatchWriter("s", "w", 1, **options)
     with pytest.raises(ServerError, match="for 2 rows"):
-        talk(batches.append(Context(), [[b"n", b"1"], [b"n", b"2"]], b"token"), [b"OK", b"1-1"])
+        run_operation(batches.append(Context(), [[b"n", b"1"], [b"n", b"2"]], b"token"), [b"OK", b"1-1"])
     assert batches.position == 0
     with pytest.raises(ServerError, match="for 2 entries"):
-        talk(append_unique(Context(), "s", [("a", {"n": 1}), ("b", {"n": 2})]), [b"1-1"])
+        run_operation(append_unique(Context(), "s", [("a", {"n": 1}), ("b", {"n": 2})]), [b"1-1"])
 
 
 OF_REDIS_6 = [b"name", b"billing", b"consumers", 0, b"pending", 0, b"last-delivered-id", b"5-1"]
@@ -209,4 +209,4 @@ STREAM_OF_REDIS_6 = [
 )
 def test_old_server_raises_server_too_old(asking: Operation[Any], replies: list[Any]) -> None:
     with pytest.raises(ServerTooOld, match=r"Use Redis 7\.0 or newer"):
-        talk(asking, *replies)
+        run_operation(asking, *replies)

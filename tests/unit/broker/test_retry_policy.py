@@ -24,7 +24,7 @@ READ = Command((b"XLEN", b"s"), b"s", repeatable=True)
 
 
 class Road:
-    """Plays the connections: each exchange takes the next happening; each pause moves the clock."""
+    """Plays the connections: each exchange takes the next scripted result; each pause advances the clock."""
 
     def __init__(self, target: Target, *happenings: Any, deadline_ms: int = 1000) -> None:
         self.clock = ManualClock()
@@ -290,7 +290,7 @@ def test_busy_primary_is_not_replaced(code: str) -> None:
 
 
 def test_concurrent_failover_suspicions_move_on_by_one_sentinel() -> None:
-    """Two commands were under way at once, and both were refused."""
+    """Two commands were in flight at once, and both were refused."""
     road = Road(watched(), [[b"here", b"1"]], [[b"master"]], b"1-1", [[b"there", b"2"]], [[b"master"]], b"1-2")
     road.walk(road.retry_policy.call(WRITE))
 
@@ -364,7 +364,7 @@ def test_lost_node_causes_a_new_slot_table() -> None:
 
 @pytest.mark.parametrize("code", ["READONLY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN"])
 def test_partitioned_node_is_asked_last_for_the_slot_table(code: str) -> None:
-    """It would go on telling the table in which the slots are its own."""
+    """It would keep returning the table in which the slots are its own."""
     road = Road(
         Target("cluster", (HERE, THERE)),
         *(table((0, SLOTS - 1, b"here", 1)), ErrorReply(f"{code} no")),
@@ -487,7 +487,7 @@ def test_unknown_script_is_loaded() -> None:
 
 
 def test_script_is_loaded_into_the_redirected_node() -> None:
-    """The slot is on its way: its owner knows the script, and asks us to ask elsewhere."""
+    """The slot is moving: its owner has the script, and redirects the call with ASK."""
     road = Road(spread(), HALVES, ErrorReply(f"ASK {slot_of(b's')} yonder:3"), [b"OK", UNKNOWN], b"sha", [b"OK", 3])
 
     assert road.walk(road.retry_policy.call(STEP)) == 3

@@ -35,7 +35,7 @@ async def broker() -> AsyncIterator[Broker]:
 
 
 class Planted:
-    """A link that turns one command into another."""
+    """A transport that replaces one command by another."""
 
     def __init__(self, transport: Any, change: Any) -> None:
         self._transport = transport

@@ -43,7 +43,7 @@ def test_session_that_does_not_stop_is_logged_and_changes_no_files(
             session.stop()
         assert session.is_alive()
         assert "db.example:5432/shop" in caplog.text
-        [successors] = tmp_path.iterdir()  # whoever follows the database now writes a part of the same name
+        [successors] = tmp_path.iterdir()  # the session that reads the database now writes a part of the same name
     finally:
         session.goes_on.set()
         session.join(60)

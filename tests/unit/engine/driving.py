@@ -15,7 +15,7 @@ START_MS = 1_700_000_000_000
 
 
 class Driver:
-    """``say(line)`` runs one command now; ``pass_time`` lets time pass, and what is due happen."""
+    """``say(line)`` runs one command now; ``pass_time`` advances the clock, and runs everything that is due."""
 
     def __init__(self, **options: Any) -> None:
         self.now_ms = START_MS
@@ -36,7 +36,7 @@ class Driver:
         self.engine.tick(self.now_ms)
 
     def heard(self, session: Session) -> list[Reply]:
-        """What the outbox holds for the session; the rest of it is thrown away."""
+        """Takes the session's replies from the outbox, and discards all others."""
         return [reply for other, reply in self.engine.take_outbox() if other is session]
 
     def error(self, line: str, session: Session | None = None) -> str:
@@ -45,7 +45,7 @@ class Driver:
         return reply.text
 
     def add_command(self, name: bytes, handler: Any, flags: Flag = Flag.NONE) -> None:
-        """A command of the test's own, for what no real one shows so plainly."""
+        """Adds a command of the test, for behaviour that no real command shows in isolation."""
         self.engine.table.fast[name] = self.engine.table.specs[name] = Spec(
             name.decode(), handler, -1, flags, (0, 0, 0)
         )
@@ -53,7 +53,7 @@ class Driver:
 
 def wait_for_list(session: Session, args: Sequence[bytes]) -> Reply:
     """``WAITPOP key [key ...] ms``: waits for a list and takes its first item, or an error if the key is of another
-    kind; 0 waits for ever. A blocking command reduced to what blocking is."""
+    kind; 0 waits without a limit. A minimal blocking command."""
     engine, db = session.engine, session.db
     keys, ms = list(args[1:-1]), int(args[-1])
 

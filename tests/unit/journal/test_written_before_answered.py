@@ -152,7 +152,7 @@ def _state_on(disk, directory, clock):
 
 
 def _transactions(disk, directory, clock):
-    """How many transactions are there; none of them may be there by half."""
+    """The number of stored transactions; none of them may be stored partly."""
     found = _state_on(disk, directory, clock)
     for db in range(3):
         values = found.get((db, b"l"), ([],))[0]
@@ -196,7 +196,7 @@ def test_damaged_journal_is_rejected_and_not_changed(directory):
     assert caught.value.path == str(directory / JOURNAL_NAME)
     assert 0 < caught.value.offset <= len(damaged) // 2
     assert disk.content(directory / JOURNAL_NAME) == damaged
-    with pytest.raises(JournalCorrupt):  # the directory was let go of: the second try fails for the same reason
+    with pytest.raises(JournalCorrupt):  # the lock was released: the second try fails for the same reason
         opened(directory, disk)
 
 
@@ -248,7 +248,7 @@ def test_crash_with_a_full_disk_loses_only_rejected_writes(directory):
 
 def test_unwritten_change_is_reported_as_ambiguous(directory):
     """The first write is in memory, and is written first later; rejected writes are not stored. The two must not be
-    confused: a caller that is told that nothing was stored repeats the write and stores it twice."""
+    confused: a caller that is wrongly informed that nothing was stored repeats the write and stores it twice."""
     disk, clock = SimulatedDisk(), ManualClock()
     embedded = opened(directory, disk, clock=clock)
     disk.free_bytes = 0

@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class CountingBroker:
-    """Counts what is asked, and refuses the first calls of one step, as a server that is away would."""
+    """Counts operations, and fails the first calls of one operation like an unavailable server."""
 
     def __init__(self, inside: BrokerProtocol | None = None, *, refuses: str = "", times: int = 0) -> None:
         self._inside = inside or open_broker("local://counted")

@@ -21,7 +21,7 @@ class Nowhere:
     topic, group, consumer = "t", "g", "c"
 
     def settle(self, message: Message, outcome: object) -> None:
-        raise AssertionError("nobody settles here")
+        raise AssertionError("no outcome is expected")
 
 
 def message(number: int, times: int = 1) -> Message:
@@ -32,7 +32,7 @@ def message(number: int, times: int = 1) -> Message:
 
 
 class Batches:
-    """A handler of lists that remembers, waits until it is let on, and answers with doubles."""
+    """A batch handler that records its batches, waits for the test, and returns each payload twice."""
 
     def __init__(self) -> None:
         self.seen: list[list[int]] = []
@@ -56,7 +56,7 @@ class Batches:
 def test_every_message_is_in_one_batch_in_order_and_gets_its_own_answer(
     sizes: list[int], batch: int, again: set[int]
 ) -> None:
-    """In rounds: so many come at a time, then nobody for longer than anything lingers."""
+    """Messages arrive in rounds, with a pause between them that is longer than the batch waits."""
 
     async def run() -> None:
         handler = Batches()
@@ -86,7 +86,7 @@ def test_every_message_is_in_one_batch_in_order_and_gets_its_own_answer(
     asyncio.run(run())
 
 
-async def test_a_full_batch_does_not_wait_and_the_next_one_may_run_beside_it() -> None:
+async def test_full_batch_starts_at_once_and_the_next_one_may_run_concurrently() -> None:
     handler = Batches()
     handler.go_on.clear()
     collector = Collector(handler, 2, 60_000)
@@ -101,7 +101,7 @@ async def test_a_full_batch_does_not_wait_and_the_next_one_may_run_beside_it() -
     assert last.begun
 
 
-async def test_who_goes_away_while_it_waits_is_in_no_batch_and_not_charged() -> None:
+async def test_message_cancelled_while_waiting_is_in_no_batch_and_not_counted() -> None:
     handler = Batches()
     collector = Collector(handler, 2, 60_000)
     gone, stays, comes = message(1), message(2), message(3)
@@ -203,10 +203,10 @@ def test_turns_are_spread_and_the_heaviest_goes_first() -> None:
     turns = WeightedTurns({"low": 1, "high": 3})
     assert [turns.next(["low", "high"]) for _ in range(8)] == ["high", "high", "low", "high"] * 2
     assert [turns.next(["low"]) for _ in range(3)] == ["low"] * 3
-    assert turns.next(["low", "high"]) == "high", "nobody saves up or runs into debt while others do not wait"
+    assert turns.next(["low", "high"]) == "high", "a topic gains and loses no share while no other topic waits"
 
 
-async def test_a_gate_lets_so_many_run_and_forgets_those_who_leave() -> None:
+async def test_priority_queue_limits_running_messages_and_drops_cancelled_ones() -> None:
     gate, ran = PriorityGate({"high": 3, "low": 1}, 1), []
 
     async def run(topic: str, number: int) -> None:

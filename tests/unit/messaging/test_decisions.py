@@ -34,7 +34,7 @@ def settings(**options: object) -> SubscriberSettings:
         (EntryId(12), EntryId(9), EntryId(20), EntryId(9)),
     ],
 )
-def test_where_a_lost_group_begins_again(
+def test_position_of_a_recreated_group(
     oldest: EntryId | None, last: EntryId, generated: EntryId, point: EntryId
 ) -> None:
     assert restart_point(oldest, last, generated) == point
@@ -74,7 +74,7 @@ def test_invalid_settings_are_refused(name: str, value: object) -> None:
         settings(**{name: value})
 
 
-def test_without_a_group_no_start_is_asked_for() -> None:
+def test_fanout_needs_no_group_start() -> None:
     assert settings(group=None, group_start=None).group is None
 
 

@@ -15,29 +15,30 @@ from millstream.testing import eventually
 
 
 async def test_delayed_message_is_published_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other message is delayed afterwards, and nobody subscribes: whoever delayed it is the one to move it."""
-    told: list[tuple[str, Any]] = []
+    """No other message is delayed afterwards, and there is no subscriber: the publisher that delayed it must move
+    it."""
+    events: list[tuple[str, Any]] = []
 
-    def observe(name: str, /, **facts: Any) -> None:
-        told.append((name, facts.get("part")))
+    def observe(name: str, /, **values: Any) -> None:
+        events.append((name, values.get("part")))
 
-    monkeypatch.setattr(delayed, "AGAIN", Backoff(initial_ms=10))
+    monkeypatch.setattr(delayed, "RETRY_BACKOFF", Backoff(initial_ms=10))
     async with open_broker(f"local://{uuid4().hex}", observer=observe) as broker, Publisher(broker) as publisher:
         publish_due, faults = steps.publish_due, [RuntimeError("planted"), KeyError("planted")]
 
-        def stumbling(context: Context, topic: str) -> Any:
+        def failing(context: Context, topic: str) -> Any:
             if faults:
                 raise faults.pop()
             return publish_due(context, topic)
 
-        monkeypatch.setattr(steps, "publish_due", stumbling)
+        monkeypatch.setattr(steps, "publish_due", failing)
         await publisher.publish("orders", Message(b"later"), delay_ms=20)
 
         async def moved() -> bool:
             return await broker.xlen("orders") == 1
 
         await eventually(moved, what="it is moved all the same")
-    assert told.count(("messaging.part_restarted", "delayed publisher")) == 2
+    assert events.count(("messaging.part_restarted", "delayed publisher")) == 2
 
 
 async def test_delayed_messages_of_one_call_keep_their_order() -> None:

@@ -295,7 +295,7 @@ async def test_clean_up_runs_when_the_handler_is_cancelled() -> None:
     assert cleaned.is_set()
 
 
-async def test_tests_put_stand_ins_in_a_dependencys_place() -> None:
+async def test_dependencies_can_be_overridden_in_tests() -> None:
     def database() -> str:
         raise AssertionError("not in a test")
 

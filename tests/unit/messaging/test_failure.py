@@ -47,16 +47,16 @@ async def test_a_failure_is_a_warning_that_names_everything_and_none_of_our_fram
             letters = DeadLetters(broker, "orders")
             await eventually(letters.count)
         [letter] = await letters.list()
-    told = [one for one in caplog.records if "charge failed" in one.getMessage()]
-    assert [one.levelno for one in told] == [logging.WARNING]
-    text = told[0].getMessage()
+    records = [record for record in caplog.records if "charge failed" in record.getMessage()]
+    assert [record.levelno for record in records] == [logging.WARNING]
+    text = records[0].getMessage()
     first, *trace = text.splitlines()
     assert re.fullmatch(
         r"handler charge failed on \d+-\d+ of topic 'orders', group 'billing', delivery 1 of 1: "
         r"ValueError: not charged",
         first,
     )
-    assert told[0].exc_info is None
+    assert records[0].exc_info is None
     assert letter.details is not None
     for shown in ("\n".join(trace), letter.details.traceback):
         frames = re.findall(r'File "([^"]+)".* in (\w+)', shown)

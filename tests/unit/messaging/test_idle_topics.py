@@ -13,7 +13,7 @@ import pytest
 from millstream import Broker, open_broker
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.wire import Batch, Command
-from support.simulated_cluster import ClusterLink, SimulatedKeyWatch, node_of
+from support.simulated_cluster import ClusterTransport, SimulatedKeyWatch, node_of
 from support.virtual_time import run_in_virtual_time
 
 TOPICS = [f"t{number}" for number in range(24)]
@@ -23,7 +23,7 @@ HOUR_MS = 3_600_000
 Step = Callable[[], Awaitable[None]]
 
 
-class Moments(ClusterLink):
+class Moments(ClusterTransport):
     """Calls a function once, at a moment of the next poll of ``LAST``."""
 
     def __init__(self, transport: Any) -> None:

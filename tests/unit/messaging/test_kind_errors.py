@@ -61,7 +61,7 @@ def test_an_option_with_a_typo() -> None:
         Router().add(handle, "orders", group="g", group_start="0", **options)
     with pytest.raises(HandlerRefused, match="did you mean 'max_deliveries'"):
         Router(**options).add(handle, "orders", group="g", group_start="0")
-    with pytest.raises(HandlerRefused, match=r"no option 'colour'. There are ack_policy, .*, process_"):
+    with pytest.raises(HandlerRefused, match=r"no option 'colour'. The options are ack_policy, .*, process_"):
         Router().add(handle, "orders", group="g", group_start="0", colour=1)  # type: ignore[arg-type]
 
     def register() -> None:

@@ -57,7 +57,7 @@ def test_a_payload_is_bytes() -> None:
         Message("text")  # type: ignore[arg-type]
 
 
-async def test_a_received_message_says_where_it_came_from_and_settles_there() -> None:
+async def test_received_message_has_its_origin_and_settles_there() -> None:
     desk = Desk()
     message = Message(b"x", {"key": "k"}).receive(desk, EntryId(5, 1), 2, {b"payload": b"x"})
 
@@ -70,7 +70,7 @@ async def test_a_received_message_says_where_it_came_from_and_settles_there() ->
     assert len(desk.settled) == 1
 
 
-async def test_a_refused_settlement_leaves_it_unsettled() -> None:
+async def test_refused_outcome_leaves_the_message_unsettled() -> None:
     class Refuses(Desk):
         def settle(self, message: Message, outcome: Outcome) -> None:
             if isinstance(outcome, DeadLetterOutcome):

@@ -14,13 +14,13 @@ from millstream.messaging.supervision import Outage
 from millstream.testing import Fault, FaultyTransport
 
 
-class Facts:
+class Events:
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.names: list[str] = []
 
     def __call__(self, name: str, /, **facts: Any) -> None:
         if name.startswith("messaging.outage"):
-            self.told.append(name)
+            self.names.append(name)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -28,37 +28,37 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_publisher_reports_an_outage_twice(caplog: pytest.LogCaptureFixture) -> None:
-    facts = Facts()
-    async with open_broker("local://", observer=facts) as broker, Publisher(broker) as publisher:
+    events = Events()
+    async with open_broker("local://", observer=events) as broker, Publisher(broker) as publisher:
         broker.transport = FaultyTransport(broker.transport, [Fault.refused()] * 6)
         await asyncio.gather(*(publisher.publish(f"t{n}", Message(b"x")) for n in range(3)))
         assert [text.split(" ")[0] for text in warnings(caplog)] == ["cannot", "can"]
-        assert facts.told == ["messaging.outage_began", "messaging.outage_ended"]
+        assert events.names == ["messaging.outage_began", "messaging.outage_ended"]
 
         broker.transport.plan._queue.extend([Fault.refused(), Fault.refused()])
         await publisher.publish("t0", Message(b"y"))
-        assert len(warnings(caplog)) == 4, "the next one is told again"
+        assert len(warnings(caplog)) == 4, "the next outage is logged again"
 
 
-def test_it_lasts_while_any_topic_fails(caplog: pytest.LogCaptureFixture) -> None:
-    facts = Facts()
-    outage = Outage("publish", facts)
+def test_outage_lasts_while_any_topic_fails(caplog: pytest.LogCaptureFixture) -> None:
+    events = Events()
+    outage = Outage("publish", events)
     outage.worked("a")
     outage.failed("a", OSError("gone"))
     outage.failed("b", OSError("gone"))
     outage.failed("a", OSError("gone"))
     outage.worked("a")
-    assert facts.told == ["messaging.outage_began"]
+    assert events.names == ["messaging.outage_began"]
     outage.worked("b")
-    assert facts.told == ["messaging.outage_began", "messaging.outage_ended"]
+    assert events.names == ["messaging.outage_began", "messaging.outage_ended"]
     assert len(warnings(caplog)) == 2
     assert "gone" in warnings(caplog)[0]
 
 
 def test_closing_a_failing_topic_is_not_logged_as_recovery(caplog: pytest.LogCaptureFixture) -> None:
-    facts = Facts()
-    outage = Outage("read", facts)
+    events = Events()
+    outage = Outage("read", events)
     outage.failed("a", OSError("gone"))
     outage.forget("a")
     assert not [text for text in warnings(caplog) if text.startswith("can ")]
-    assert facts.told == ["messaging.outage_began", "messaging.outage_ended"]
+    assert events.names == ["messaging.outage_began", "messaging.outage_ended"]

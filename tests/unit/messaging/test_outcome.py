@@ -42,7 +42,7 @@ def test_rejected_and_retry_later_mean_the_same_under_every_policy(policy: AckPo
     assert after_error(policy, later) == Retry(9, later)
 
 
-def test_the_last_retry_is_a_burial() -> None:
+def test_last_retry_is_a_dead_letter() -> None:
     assert limit_deliveries(Retry(5, ERROR), 4, 5) == Retry(5, ERROR)
     assert limit_deliveries(Retry(5, ERROR), 5, 5) == DeadLetterOutcome(ERROR)
     assert isinstance(limit_deliveries(Retry(5), 6, 5), DeadLetterOutcome)

@@ -17,7 +17,7 @@ class Greet:
     name: str
 
 
-async def test_a_router_runs_on_a_broker_of_ones_own() -> None:
+async def test_router_runs_on_a_custom_broker() -> None:
     async with open_broker(f"local://{uuid4().hex}") as inside:
         broker = CountingBroker(inside)
         handled: list[bytes] = []
@@ -53,7 +53,7 @@ async def test_operation_that_a_custom_broker_refuses_is_retried() -> None:
         assert broker.asked["wait_for_streams"] >= 3
 
 
-async def test_broadcasts_need_no_more_of_it() -> None:
+async def test_fanout_needs_no_further_methods_of_a_custom_broker() -> None:
     async with open_broker(f"local://{uuid4().hex}") as inside:
         broker = CountingBroker(inside)
         handled: list[bytes] = []
@@ -69,5 +69,5 @@ async def test_broadcasts_need_no_more_of_it() -> None:
             await eventually(lambda: handled == [b"on"])
 
 
-def test_the_real_one_fits() -> None:
+def test_broker_implements_the_protocol() -> None:
     assert {"context", "transport", "run"} <= {*dir(Broker), *vars(open_broker("local://fits"))}

@@ -18,8 +18,8 @@ from millstream.wire.commands import Batch, Command
 LOST = BrokerUnavailable("planted: no answer", may_have_been_applied=True)
 
 
-class OneFaultLink(FaultyTransport):
-    """Executes the first append, and then raises; ``meanwhile`` happens before anybody hears of it."""
+class OneFaultTransport(FaultyTransport):
+    """Executes the first append, runs ``meanwhile``, and then raises."""
 
     def __init__(self, broker: Broker, error: BaseException, meanwhile: Callable[[], Any] | None = None) -> None:
         super().__init__(broker.transport)
@@ -52,9 +52,9 @@ def messages(*texts: str) -> list[Message]:
 
 @pytest.mark.parametrize("error", [RuntimeError("planted"), AttributeError("planted"), ValueError("planted")])
 async def test_messages_after_a_batch_with_an_unexpected_error_are_stored(broker: Broker, error: Exception) -> None:
-    """It was executed, nobody knows; the next batch must not be taken for it."""
+    """The batch was executed without a reply; the next batch must not be mistaken for it."""
     async with Publisher(broker) as publisher:
-        broker.transport = OneFaultLink(broker, error)
+        broker.transport = OneFaultTransport(broker, error)
         with pytest.raises(type(error)):
             await publisher.publish("t", *messages("a"))
         (entry_id,) = await publisher.publish("t", *messages("b"))
@@ -64,23 +64,23 @@ async def test_messages_after_a_batch_with_an_unexpected_error_are_stored(broker
 
 async def test_messages_after_a_cancelled_sender_are_stored(broker: Broker) -> None:
     async with Publisher(broker) as publisher:
-        broker.transport = OneFaultLink(broker, asyncio.CancelledError())
+        broker.transport = OneFaultTransport(broker, asyncio.CancelledError())
         with pytest.raises(asyncio.CancelledError):
             await publisher.publish("t", *messages("a"))
         await publisher.publish("t", *messages("b"))
         assert await stored(broker) == [b"a", b"b"]
 
 
-async def test_a_batch_whose_answer_was_lost_is_known_by_its_token(broker: Broker) -> None:
+async def test_batch_with_a_lost_reply_is_recognized_by_its_token(broker: Broker) -> None:
     async with Publisher(broker) as publisher:
         await publisher.publish("t", *messages("before"))
-        broker.transport = OneFaultLink(broker, LOST)
+        broker.transport = OneFaultTransport(broker, LOST)
         ids = await publisher.publish("t", *messages("a", "b", "c"))
         assert await stored(broker) == [b"before", b"a", b"b", b"c"]
         assert ids == [entry.id for entry in (await broker.xrange("t"))[1:]]
 
 
-async def test_the_same_rows_twice_bear_two_tokens(broker: Broker) -> None:
+async def test_equal_batches_have_different_tokens(broker: Broker) -> None:
     same = Message(b"same")
     tokens = []
     async with Publisher(broker) as publisher:
@@ -93,7 +93,7 @@ async def test_the_same_rows_twice_bear_two_tokens(broker: Broker) -> None:
 
 
 async def test_marker_of_other_rows_is_an_error(broker: Broker) -> None:
-    """As many rows as ours, at the very place: without our token they are not ours."""
+    """As many rows as ours at the same position, but with another token: they are not ours."""
 
     async def other_rows() -> None:
         (key,) = [name for name in await _keys(broker) if b"once:" in name]
@@ -101,7 +101,7 @@ async def test_marker_of_other_rows_is_an_error(broker: Broker) -> None:
         await broker.hset(key, {"0": b" ".join((version, rows, b"f" * 32, last))})
 
     async with Publisher(broker) as publisher:
-        broker.transport = OneFaultLink(broker, LOST, other_rows)
+        broker.transport = OneFaultTransport(broker, LOST, other_rows)
         with pytest.raises(NonDeterministicReplay):
             await publisher.publish("t", *messages("a"))
         await publisher.publish("t", *messages("b"))
@@ -110,7 +110,7 @@ async def test_marker_of_other_rows_is_an_error(broker: Broker) -> None:
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
 async def test_id_that_is_not_certain_is_none(broker: Broker, gone: int) -> None:
-    """An entry of the batch was deleted before the ids were read back: its neighbours do not move up."""
+    """An entry of the batch was deleted before the ids were read back: the other ids are not shifted."""
 
     async def delete_one() -> None:
         entries = await broker.xrange("t")
@@ -118,19 +118,19 @@ async def test_id_that_is_not_certain_is_none(broker: Broker, gone: int) -> None
 
     async with Publisher(broker) as publisher:
         await publisher.publish("t", *messages("before"))
-        broker.transport = OneFaultLink(broker, LOST, delete_one)
+        broker.transport = OneFaultTransport(broker, LOST, delete_one)
         ids = await publisher.publish("t", *messages("a", "b", "c"))
         found = {entry.fields[b"payload"]: entry.id for entry in await broker.xrange("t")}
-        told = dict(zip([b"a", b"b", b"c"], ids, strict=True))
-        for text, entry_id in told.items():
+        ids_by_payload = dict(zip([b"a", b"b", b"c"], ids, strict=True))
+        for text, entry_id in ids_by_payload.items():
             assert entry_id is None or entry_id == found.get(text) or text not in found
         assert sum(entry_id is not None for entry_id in ids) >= 2
 
 
-async def test_ids_that_cannot_be_read_back_fail_nothing(broker: Broker) -> None:
-    """What is stored is stored: a broken connection while asking for ids does not make it doubtful."""
+async def test_unreadable_ids_do_not_fail_a_publish(broker: Broker) -> None:
+    """The rows are confirmed: a broken connection while reading the ids back does not make them ambiguous."""
 
-    class NoReading(OneFaultLink):
+    class NoReading(OneFaultTransport):
         async def call(self, command: Command) -> Any:
             if command.args[0] == b"XREVRANGE":
                 raise BrokerUnavailable("planted: gone again")
@@ -143,15 +143,15 @@ async def test_ids_that_cannot_be_read_back_fail_nothing(broker: Broker) -> None
         assert await stored(broker) == [b"a", b"b"]
 
 
-async def test_every_error_of_the_links_ends_in_stored_once_or_failed(broker: Broker) -> None:
-    """Twenty batches, each with a fault of its own: what was confirmed is there, once, in order."""
+async def test_every_transport_error_ends_in_stored_once_or_failed(broker: Broker) -> None:
+    """Twenty batches, each with another fault: each confirmed row is stored once, in order."""
     kinds: list[BaseException] = [LOST, RuntimeError("planted"), BrokerUnavailable("planted"), OSError("planted")]
     confirmed = []
     own = broker.transport
     async with Publisher(broker) as publisher:
         for number in range(20):
             broker.transport = own
-            broker.transport = OneFaultLink(broker, kinds[number % len(kinds)])
+            broker.transport = OneFaultTransport(broker, kinds[number % len(kinds)])
             try:
                 await publisher.publish("t", *messages(f"{number}a", f"{number}b"))
             except (MillstreamError, RuntimeError, OSError):
@@ -168,10 +168,8 @@ async def _keys(broker: Broker) -> list[bytes]:
 
 
 @pytest.mark.parametrize("way", [{}, {"idempotency_key": "k"}], ids=["batch", "unique"])
-async def test_a_publish_that_may_be_stored_does_not_end_with_nothing_was_stored(
-    broker: Broker, way: dict[str, Any]
-) -> None:
-    """The last refusal is true of the last try alone."""
+async def test_ambiguous_publish_is_not_reported_as_not_stored(broker: Broker, way: dict[str, Any]) -> None:
+    """The last error describes only the last attempt."""
     full = Fault(before=ServerError("MISCONF planted: the disk is full. Nothing was stored.", retryable=True))
     first = iter([Fault.answer_lost()])
 

@@ -52,7 +52,7 @@ async def test_topic_of_another_type_fails_alone_in_a_shared_round_trip() -> Non
         assert [n for n, result in enumerate(results) if isinstance(result, BaseException)] == [100]
 
 
-async def test_publishes_to_few_topics_travel_separately() -> None:
+async def test_publishes_to_few_topics_are_sent_separately() -> None:
     async with open_broker("local://") as broker:
         counting = RemoteBroker(broker)
         async with Publisher(counting) as publisher:

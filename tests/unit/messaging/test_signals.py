@@ -12,7 +12,7 @@ from millstream.messaging import run_until_signalled
 
 @pytest.fixture(autouse=True)
 def own_handler() -> object:
-    """A handler of the program's own, which must be there again afterwards."""
+    """A signal handler of the program, which must be restored afterwards."""
 
     def mine(number: int, frame: object) -> None:
         raise AssertionError("not while it runs")
@@ -55,13 +55,13 @@ async def test_without_a_signal_the_result_is_returned(own_handler: object) -> N
         return 7
 
     async def close() -> None:
-        raise AssertionError("nobody asked")
+        raise AssertionError("no close was requested")
 
     assert await run_until_signalled(run(), close) == 7
     assert signal.getsignal(signal.SIGTERM) is own_handler
 
 
-async def test_an_error_comes_out_and_handlers_are_put_back(own_handler: object) -> None:
+async def test_error_is_raised_and_signal_handlers_are_restored(own_handler: object) -> None:
     async def run() -> None:
         raise ValueError("no")
 

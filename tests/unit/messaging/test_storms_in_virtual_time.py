@@ -31,7 +31,7 @@ from millstream.messaging.consumer.in_flight import InFlight
 from millstream.messaging.consumer.subscription import Subscription
 from millstream.model import SystemClock
 from millstream.wire import Args, Batch, Command, return_unchanged
-from support.simulated_cluster import NODES, ClusterLink, SimulatedKeyWatch, node_of
+from support.simulated_cluster import NODES, ClusterTransport, SimulatedKeyWatch, node_of
 from support.virtual_time import run_in_virtual_time
 
 STORMS = int(os.environ.get("TRIALS", "2"))
@@ -45,15 +45,15 @@ KINDS: dict[str, dict[str, Any]] = {"plain": {}, "outputs": {"publish_to": "out"
 
 
 class VirtualClock(SystemClock):
-    """What the broker's times are taken from passes with the loop's."""
+    """The broker's clock, which advances with the event loop's."""
 
     def now_ms(self) -> int:
         return 1_700_000_000_000 + self.monotonic_ms()
 
 
-class StormyLink:
-    """A member's way to the broker, or to each node of a cluster: a question and an answer take a moment each, and an
-    outage takes both."""
+class FaultyNetwork:
+    """A member's network to the broker, or to each node of a cluster: requests and replies take a moment each, and an
+    outage loses both."""
 
     def __init__(self, transport: Transport, chance: random.Random, nodes: int) -> None:
         self._transport = transport
@@ -82,7 +82,7 @@ class StormyLink:
         return batch.reading(await self._ask_each_node(batch, batch.keys))
 
     async def _ask_each_node(self, batch: Batch, keys: Sequence[bytes]) -> list[Any]:
-        """As the link to Redis does it: what a node did not answer is an error in its place."""
+        """As the transport to Redis does it: each command without a reply from its node gets an error."""
         replies: list[Any] = [None] * len(keys)
         for node in range(self._nodes):
             share = [number for number, key in enumerate(keys) if self._node_of(key) == node]
@@ -144,14 +144,14 @@ class Storm:
         self.nodes = range(NODES if cluster else 1)
         self.topics = [f"orders-{number}" for number in range(ON_A_CLUSTER if cluster else 1)]
         self.handled: Counter[bytes] = Counter()
-        self.told: Counter[str] = Counter()
-        self.transports: list[StormyLink] = []
+        self.events: Counter[str] = Counter()
+        self.transports: list[FaultyNetwork] = []
 
     async def run(self) -> None:
         sent: set[bytes] = set()
         async with open_broker("local://", clock=VirtualClock(), max_stream_len=None) as broker:
             if self.cluster:
-                broker.transport = link = ClusterLink(broker.transport)
+                broker.transport = link = ClusterTransport(broker.transport)
                 broker.context.cluster, broker.context.node_of = True, node_of
                 broker.context.watch_keys = partial(SimulatedKeyWatch, link, self.chance, lost=LOST_REPORTS)
             members = [self._member(broker, f"member-{number}") for number in range(MEMBERS)]
@@ -181,11 +181,11 @@ class Storm:
         assert not left, "not everything was read and acknowledged"
         assert held == [[]] * MEMBERS * len(self.topics)
         assert set(self.handled) == sent
-        assert not self.told["messaging.consumer_shared"]
-        assert not self.told["messaging.part_restarted"]
+        assert not self.events["messaging.consumer_shared"]
+        assert not self.events["messaging.part_restarted"]
 
     def _member(self, broker: Broker, name: str) -> Subscriber:
-        transport = StormyLink(broker.transport, self.chance, len(self.nodes))
+        transport = FaultyNetwork(broker.transport, self.chance, len(self.nodes))
         self.transports.append(transport)
         context = replace(broker.context, observer=self._observe)
         return Subscriber(
@@ -200,7 +200,7 @@ class Storm:
         )
 
     def _observe(self, name: str, /, **_: Any) -> None:
-        self.told[name] += 1
+        self.events[name] += 1
 
     async def _handle(self, message: Message) -> Message | None:
         self.handled[message.payload] += 1

@@ -21,7 +21,7 @@ KEEP_ALL = ["flat", "json", "natricine", "watermill"]
 
 @pytest.mark.parametrize("name", KEEP_ALL)
 @given(payload=st.binary(max_size=200), metadata=st.dictionaries(TEXT, TEXT, max_size=5), uuid=TEXT)
-def test_a_message_comes_back_as_it_was(name: str, payload: bytes, metadata: dict[str, str], uuid: str) -> None:
+def test_message_survives_a_round_trip(name: str, payload: bytes, metadata: dict[str, str], uuid: str) -> None:
     coded = codec(name)
     back = coded.decode(coded.encode(Message(payload, metadata, uuid)))
     assert (back.payload, back.metadata, back.uuid) == (payload, metadata, uuid)
@@ -142,14 +142,14 @@ def test_raw_carries_the_payload_and_nothing_else() -> None:
     assert codec("raw").decode({b"anything": b"x"}).payload == b"x"
 
 
-def test_an_unknown_codec_is_refused_with_the_names_that_are_known() -> None:
+def test_unknown_codec_is_refused_with_the_known_names() -> None:
     with pytest.raises(InvalidArgument, match="flat, json, natricine, raw, watermill"):
         codec("protobuf")
     with pytest.raises(InvalidArgument):
         codec(object())  # type: ignore[arg-type]
 
 
-def test_a_codec_of_ones_own_passes_through() -> None:
+def test_custom_codec_is_accepted() -> None:
     mine = codec("raw")
     assert codec(mine) is mine
 

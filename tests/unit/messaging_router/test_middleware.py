@@ -123,7 +123,7 @@ async def test_retry_stops_before_the_elapsed_time_is_exceeded() -> None:
     assert len(calls) == 4
 
 
-async def test_retry_buries_a_permanent_error_and_keeps_its_cause() -> None:
+async def test_retry_dead_letters_a_permanent_error_and_keeps_its_cause() -> None:
     handler, calls = failing(99, lambda: KeyError("customer"))
     with pytest.raises(Rejected, match="KeyError") as caught:
         await retry(5, permanent=(LookupError,))(handler)(Message(b""))
@@ -139,7 +139,7 @@ async def test_retry_passes_rejected_and_retry_later_on(error: Exception) -> Non
     assert len(calls) == 1
 
 
-async def test_retry_does_not_call_again_what_has_settled_its_message() -> None:
+async def test_retry_does_not_repeat_a_handler_that_settled_its_message() -> None:
     calls: list[Message] = []
 
     async def handler(message: Message) -> None:
@@ -157,7 +157,7 @@ async def test_retry_does_not_call_again_what_has_settled_its_message() -> None:
     [{"max_retries": -1}, {"multiplier": 0.5}, {"randomization_factor": 2}, {"initial_interval_ms": -1},
      {"max_interval_ms": 1.5}],
 )  # fmt: skip
-def test_retry_refuses_nonsense_when_it_is_made(options: dict[str, Any]) -> None:
+def test_retry_refuses_invalid_options(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(options))):
         retry(**options)
 
@@ -180,7 +180,7 @@ async def test_timeout_cancels_a_slow_handler() -> None:
     assert cancelled.is_set()
 
 
-async def test_a_timeout_of_the_handlers_own_is_not_taken_for_ours() -> None:
+async def test_timeout_error_of_the_handler_is_not_mistaken_for_the_middleware_timeout() -> None:
     async def handler(message: Message) -> None:
         raise TimeoutError("the database's")
 
@@ -278,7 +278,7 @@ async def test_every_group_handles_every_message_once(deduplicated: Any) -> None
     assert [message.group for message in calls] == ["billing", "audit"]
 
 
-async def test_what_is_remembered_in_process_is_bounded() -> None:
+async def test_in_process_deduplication_is_bounded() -> None:
     handler, calls = failing(0)
     wrapped = deduplicate(window_ms=60_000, max_keys=2)(handler)
     for number in (1, 2, 3, 1):
@@ -464,9 +464,9 @@ async def test_recoverer_distinguishes_an_inner_cancellation_from_its_own() -> N
 # --- metrics, duplicate, fail randomly ------------------------------------------------------------------------------
 
 
-async def test_metrics_tell_how_each_handler_fared() -> None:
+async def test_metrics_count_the_outcome_of_each_handler() -> None:
     time = Time()
-    facts: list[tuple[str, dict[str, Any]]] = []
+    events: list[tuple[str, dict[str, Any]]] = []
 
     async def handler(message: Message) -> Message:
         time.at += 2
@@ -474,13 +474,13 @@ async def test_metrics_tell_how_each_handler_fared() -> None:
             raise OSError("secret text")
         return Message(b"")
 
-    wrapped = metrics(lambda name, /, **told: facts.append((name, told)), now=time.now)(handler)
+    wrapped = metrics(lambda name, /, **values: events.append((name, values)), now=time.now)(handler)
     with running(RunningHandler("charge", "orders", "billing", None)):
         await wrapped(Message(b"good"))
         with pytest.raises(OSError, match="secret"):
             await wrapped(Message(b"bad"))
     labels = {"handler": "charge", "topic": "orders", "group": "billing", "seconds": 2}
-    assert facts == [
+    assert events == [
         ("messaging.handled", {**labels, "outputs": 1, "error": ""}),
         ("messaging.handled", {**labels, "outputs": 0, "error": "OSError"}),
     ]

@@ -119,7 +119,7 @@ def test_handler_with_a_wrong_signature_is_refused_with_its_place(function: Any,
 def test_close_timeout_of_a_handler_is_refused_with_advice() -> None:
     """A router closes as a whole: one handler's limit could only shorten what waits for the others anyway."""
     router = Router()
-    wrong: dict[str, Any] = {"close_timeout_ms": 3_000}  # a type checker would refuse it, and not everybody runs one
+    wrong: dict[str, Any] = {"close_timeout_ms": 3_000}  # a type checker would reject it, but not every user runs one
     with pytest.raises(HandlerRefused, match=r"close_timeout_ms.*Router\(broker, close_timeout_ms=3000\)"):
         router.on("orders", group="billing", group_start="0", **wrong)(plain)
     assert router.routes() == []

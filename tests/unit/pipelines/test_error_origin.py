@@ -45,8 +45,8 @@ def test_unattributed_data_error_is_the_sinks_if_one_was_involved() -> None:
 
 
 def test_error_of_a_python_function_names_its_processor() -> None:
-    told = ProcessorFailed("'own' (python)", "ValueError: no.")
-    trace = f"Traceback:\nmillstream.pipelines.errors.ProcessorFailed: {told}"
+    quoted = ProcessorFailed("'own' (python)", "ValueError: no.")
+    trace = f"Traceback:\nmillstream.pipelines.errors.ProcessorFailed: {quoted}"
     assert origin_of(RuntimeError(trace), PLACED, sink_involved=True) == ErrorOrigin("'own' (python)", "ValueError: no")
 
 
@@ -71,8 +71,8 @@ def test_error_of_a_pipeline_with_a_mask_quotes_no_value(text: str, caplog: pyte
             {"type": "mask", "fields": {"email": "hash"}},
         ]
     )
-    told: list[object] = []
-    retry = SinkRetry(masking, RunContext("app", observer=lambda name, **facts: told.append(facts)))
+    events: list[object] = []
+    retry = SinkRetry(masking, RunContext("app", observer=lambda name, **values: events.append(values)))
 
     def attempt() -> None:
         raise RuntimeError(text)
@@ -80,7 +80,7 @@ def test_error_of_a_pipeline_with_a_mask_quotes_no_value(text: str, caplog: pyte
     with caplog.at_level(logging.DEBUG), pytest.raises(MillstreamError) as caught:
         retry.until_taken("main", lambda: None, attempt)
     shown = "".join(traceback.format_exception(caught.value)).replace(__file__, "")
-    assert "The value 'x'" not in f"{shown}{told}{caplog.text}"
+    assert "The value 'x'" not in f"{shown}{events}{caplog.text}"
     assert "SQLSTATE" in str(caught.value)
 
 

@@ -17,7 +17,7 @@ from millstream.testing import wait_until
 
 
 class Scene:
-    """A watch with a quick tick over a source that answers ``behind``, or raises it."""
+    """A watch with a short interval over a source that returns ``behind``, or raises it."""
 
     def __init__(self, directory: Path) -> None:
         offsets = directory / "spark" / "offsets"
@@ -26,7 +26,7 @@ class Scene:
         self.gate = Gate()
         self.behind: int | Exception | None = None
         self.asked: list[Any] = []
-        self.told: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
         self.context = RunContext("app", observer=self._hear, clock=ManualClock(10_000))
         self.watch = LagWatch("orders", self._answer, Checkpoint(directory), self.gate, self.context, tick_s=0.002)
 
@@ -38,7 +38,7 @@ class Scene:
 
     def _hear(self, name: str, /, **facts: Any) -> None:
         assert name == "pipeline.lag"
-        self.told.append(facts)
+        self.events.append(facts)
 
     def shows(self, lag: int | None) -> bool:
         return self.watch.shown() == {"lag": lag}
@@ -59,8 +59,8 @@ def test_lag_follows_the_source_until_the_batch_is_done(scene: Scene) -> None:
         scene.behind = 9
         wait_until(lambda: scene.shows(9))
     assert scene.watch.shown() == {}, "Spark's own word again"
-    wait_until(lambda: scene.told)
-    assert scene.told[0] == {"pipeline": "orders", "entries": 3}
+    wait_until(lambda: scene.events)
+    assert scene.events[0] == {"pipeline": "orders", "entries": 3}
 
 
 def test_lag_is_measured_from_the_end_of_the_previous_batch(scene: Scene) -> None:
@@ -76,15 +76,15 @@ def test_lag_is_measured_from_the_end_of_the_previous_batch(scene: Scene) -> Non
 def test_age_of_the_newest_delivered_event_is_reported(scene: Scene) -> None:
     scene.context.newest_ms = 4_000
     with scene.gate.batch(0):
-        wait_until(lambda: scene.told)
-    assert scene.told[0] == {"pipeline": "orders", "newest_age_ms": 6_000}
+        wait_until(lambda: scene.events)
+    assert scene.events[0] == {"pipeline": "orders", "newest_age_ms": 6_000}
 
 
 def test_unreachable_source_has_unknown_lag_and_is_asked_again(scene: Scene) -> None:
     scene.behind = RuntimeError("no answer")
     with scene.gate.batch(7):
         wait_until(lambda: scene.shows(None))
-        assert scene.told == []
+        assert scene.events == []
         scene.behind = 4
         wait_until(lambda: scene.shows(4))
 

@@ -117,7 +117,7 @@ def test_key_with_the_names_of_the_source_is_masked_behind_a_rename() -> None:
     assert json.loads(concealed)["id"] == 7
 
 
-def test_letter_with_withheld_values_is_not_replayed() -> None:
+def test_dead_letter_with_withheld_values_is_not_replayed() -> None:
     hidden = hidden_before(processors({"type": "sql", "query": "SELECT id, op FROM events"}, mask(mail="hash")))
     payload = _concealed(json.dumps({"email": CANARY}), hidden)
     assert _is_withheld(Entry(EntryId(1), {b"payload": payload.encode()}))
@@ -126,7 +126,7 @@ def test_letter_with_withheld_values_is_not_replayed() -> None:
     assert _is_withheld(Entry(EntryId(1), {b"key": key.encode(), b"payload": b"{}"}))
 
 
-def test_replay_masks_clear_values_and_keeps_the_hashes_of_the_letter() -> None:
+def test_replay_masks_clear_values_and_keeps_the_hashes_of_the_dead_letter() -> None:
     [hashing] = processors(mask(email="hash"))
     assert isinstance(hashing, Mask)
     clear = {"email": CANARY, "other": "x"}

@@ -51,7 +51,7 @@ def test_with_nothing_due_the_offset_is_the_same_one() -> None:
     assert reader.latestOffset(end, ReadAllAvailable()) is end
 
 
-def test_a_replay_is_cut_as_the_offset_says_and_not_as_today_s_options_do() -> None:
+def test_replay_is_split_by_its_offset_and_not_by_the_current_options() -> None:
     then = NumbersReader({"rows": "10", "parts": "3", "startMs": "0"})
     start = then.initialOffset()
     end = then.latestOffset(start, ReadMaxRows(100))

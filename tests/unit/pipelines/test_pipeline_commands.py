@@ -21,7 +21,7 @@ from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint, PipelineRuns, SpecRefused
 from millstream.pipelines.plan import make_plan
 
-NOBODY = ("--http-port", "1")
+UNUSED_PORT = ("--http-port", "1")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def typed(*words: str | Path) -> Result:
 
 
 def test_missing_checkpoint(file: Path) -> None:
-    assert json.loads(typed("status", file, *NOBODY, "-o", "json").stdout)["state"] == "never started"
+    assert json.loads(typed("status", file, *UNUSED_PORT, "-o", "json").stdout)["state"] == "never started"
     assert json.loads(typed("checkpoints", file, "-o", "json").stdout) == []
     output = typed("reset", file)
     assert isinstance(output.exception, NoSuchCheckpoint), "without a question: there is nothing to remove"
@@ -55,7 +55,7 @@ def test_missing_checkpoint(file: Path) -> None:
 
 def test_own_checkpoint_is_shown_and_removed(file: Path, tmp_path: Path) -> None:
     Checkpoint(tmp_path / "c").open(make_plan(pipeline()))
-    assert json.loads(typed("status", file, *NOBODY, "-o", "json").stdout)["state"] == "not running"
+    assert json.loads(typed("status", file, *UNUSED_PORT, "-o", "json").stdout)["state"] == "not running"
     assert typed("reset", file, "--yes").exit_code == 0
     assert not (tmp_path / "c").exists()
 
@@ -101,7 +101,7 @@ def test_reused_process_id_is_not_the_killed_process(file: Path, tmp_path: Path)
     assert typed("reset", file, "--yes").exit_code == 0
 
 
-@pytest.mark.parametrize("words", [("status", *NOBODY), ("checkpoints",), ("reset", "--yes")])
+@pytest.mark.parametrize("words", [("status", *UNUSED_PORT), ("checkpoints",), ("reset", "--yes")])
 def test_checkpoint_of_another_pipeline_is_neither_shown_nor_removed(
     words: tuple[str, ...], file: Path, tmp_path: Path
 ) -> None:

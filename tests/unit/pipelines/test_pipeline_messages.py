@@ -46,7 +46,7 @@ def test_error_of_a_pattern_describes_it(tmp_path: Path) -> None:
     assert "^[" not in reported
 
 
-def test_every_pattern_of_the_spec_has_words() -> None:
+def test_every_pattern_of_the_spec_has_a_description() -> None:
     def patterns(schema: object) -> set[str]:
         if isinstance(schema, dict):
             own = {schema["pattern"]} if isinstance(schema.get("pattern"), str) else set()
@@ -131,7 +131,7 @@ Caused by: java.io.IOException: something else
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("output", "reported"),
     [
         (UNRESPONSIVE, "Failed to connect to master spark.internal:7077: Connection refused (111)"),
         ("26/11/16 17:36:47 ERROR SparkContext: No room on the disk.\n" * 2, "No room on the disk."),
@@ -139,5 +139,5 @@ Caused by: java.io.IOException: something else
         ("", None),
     ],
 )
-def test_first_error_of_a_failed_spark_start_is_reported(said: str, told: str | None) -> None:
-    assert first_trouble(said) == told
+def test_first_error_of_a_failed_spark_start_is_reported(output: str, reported: str | None) -> None:
+    assert first_trouble(output) == reported

@@ -1,4 +1,4 @@
-"""A Postgres source in a spec: what it accepts, what it tells Spark, and what it never tells."""
+"""A PostgreSQL source in a spec: which options it accepts, which it passes to Spark, and which it never passes."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ def test_a_database_of_mariadb_is_a_schema_and_plain_with_its_tables(
 )
 def test_a_password_is_in_a_file_and_in_nothing_else(dsn: str) -> None:
     made, secrets = source(f'dsn: "{dsn}", tables: [t]'), SecretFiles()
-    told = options(made, secrets=secrets)
-    assert "dsn" not in told
-    assert Path(told["dsnFile"]).read_text() == dsn
-    assert Path(told["dsnFile"]).stat().st_mode & 0o777 == 0o600
+    given = options(made, secrets=secrets)
+    assert "dsn" not in given
+    assert Path(given["dsnFile"]).read_text() == dsn
+    assert Path(given["dsnFile"]).stat().st_mode & 0o777 == 0o600
     assert list(made.secrets()) == [dsn]
-    displayed = f"{told} {made!r} {made.identity()} {made.login()!r}"
+    displayed = f"{given} {made!r} {made.identity()} {made.login()!r}"
     assert "s3cret" not in displayed
     secrets.close()
 

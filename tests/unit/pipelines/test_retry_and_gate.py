@@ -39,7 +39,7 @@ def test_error_of_an_attempt_is_attributed_to_source_or_sink() -> None:
     assert may_pass(RuntimeError(reading))
     assert may_pass(RuntimeError("[STREAM_FAILED] Query [id = 1] terminated: Python worker failed to connect back."))
     assert not may_pass(RuntimeError("... millstream.spark.errors.DataLost: 3 entries ..."))
-    assert not may_pass(RuntimeError("something that nobody has foreseen"))
+    assert not may_pass(RuntimeError("an unexpected error"))
 
 
 def test_full_disk_is_recognized_in_the_error_of_a_task() -> None:

@@ -51,7 +51,7 @@ def test_existing_sink_block_is_accepted() -> None:
     assert pipeline.checkpoint_path.endswith("/millstream/checkpoints/acme/orders")
 
 
-def test_required_is_the_default_and_maxlen_and_durability_stand_beside_it() -> None:
+def test_required_is_the_default_and_maxlen_and_durability_are_accepted() -> None:
     text = GOOD.replace("        required: true\n", "        maxlen: ~5000\n        durability: replicated(2)\n")
     config = parse_pipeline(text.replace("~5000", '"~5000"'), environ=ENVIRON).spec.sinks[0].config
     assert (config.required, config.maxlen, config.durability) == (True, "~5000", "replicated(2)")
@@ -158,7 +158,7 @@ def test_template_in_a_wrong_field_is_refused() -> None:
     assert "not allowed here" in message
 
 
-def test_state_stands_before_what_runs_per_batch() -> None:
+def test_stateful_processors_come_before_per_batch_ones() -> None:
     text = GOOD.replace(
         "    - type: filter",
         '    - {type: sql, query: "SELECT * FROM events"}\n    - {type: deduplicate}\n    - type: filter',

@@ -90,7 +90,7 @@ def _let_others_write(home: Path) -> None:
         _let_others_write,
     ],
 )
-def test_damaged_home_is_made_again(damage: Callable[[Path], None]) -> None:
+def test_damaged_home_is_recreated(damage: Callable[[Path], None]) -> None:
     home = existing_cache().home
     links = {path.name: os.readlink(path) for path in home.iterdir()}
     damage(home)

@@ -32,5 +32,5 @@ def test_entries_between_offsets_are_counted_or_unknown(start: Offset, end: Offs
 
 @pytest.mark.parametrize("start", ["latest", '{"a": "5-0"}'])
 def test_backlog_of_a_first_batch_is_only_known_for_earliest(start: str) -> None:
-    nobody = {"url": "redis://127.0.0.1:1", "subscribe": "a", "startingOffsets": start}
-    assert backlog(nobody, None) is None
+    unreachable = {"url": "redis://127.0.0.1:1", "subscribe": "a", "startingOffsets": start}
+    assert backlog(unreachable, None) is None

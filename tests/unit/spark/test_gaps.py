@@ -56,9 +56,9 @@ def test_missing_and_recreated_streams_are_gaps():
     gone = gap_after("s", StreamPosition(EntryId(5), 5), None)
     assert gone is not None
     assert "gone" in gone.explanation
-    anew = gap_after("s", StreamPosition(EntryId(5), 5), info(3, 4, length=2, added=2))
-    assert anew is not None
-    assert anew.recreated
+    recreated = gap_after("s", StreamPosition(EntryId(5), 5), info(3, 4, length=2, added=2))
+    assert recreated is not None
+    assert recreated.recreated
     younger = gap_after("s", StreamPosition(EntryId(5), 5), info(30, 40, length=2, added=2))
     assert younger is not None
     assert younger.recreated

@@ -215,7 +215,7 @@ def _piece(
     transactions: _Transactions,
     decoding: Decoding,
 ) -> tuple[pa.RecordBatch, Numbers]:
-    """Events for rows of one kind, without rows of other partitions and rows that a snapshot includes."""
+    """Events for changed rows with one op, without rows of other partitions and rows that a snapshot includes."""
     side = rows.new if rows.new is not None else rows.old
     assert side is not None, "a change has a row before it or after it"
     kept = np.ones(len(rows.messages), dtype=np.bool_)

@@ -225,7 +225,7 @@ def key_has_changed(
 
 
 def texts_at(body: Bytes, slices: ValueSlices) -> pa.Array:
-    """``texts`` for positions that are not ascending, as when values of old and new rows are mixed."""
+    """The same as ``texts``, also for positions in any order, for example if values of old and new rows are mixed."""
     if len(slices.begins) < 2 or (np.diff(slices.begins) > 0).all():
         return texts(body, slices)
     order = np.argsort(slices.begins, kind="stable")

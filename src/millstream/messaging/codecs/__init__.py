@@ -87,8 +87,7 @@ def codec_names() -> list[str]:
 
 
 def codec(name: str | Codec) -> Codec:
-    """The codec of that name; a codec of the user's own passes through. Another name is an InvalidArgument that lists
-    what is allowed."""
+    """The codec of that name; a custom codec is returned unchanged. Raises InvalidArgument, which lists the names."""
     if not isinstance(name, str):
         if not (callable(getattr(name, "encode", None)) and callable(getattr(name, "decode", None))):
             raise InvalidArgument("codec", name, f"{', '.join(codec_names())}, or an object with encode and decode")

@@ -1,7 +1,7 @@
-"""Formats that plain tools show as they are. ``flat``, the default: ``uuid`` and ``payload`` as fields, and each piece
-of metadata as a field of its own, W3C's ``traceparent`` among them; whatever else lies in the stream is read too.
-``raw``: the payload alone, in a field called ``data``; metadata and uuid do not travel, that is what raw means.
-``json``: the whole message as one JSON object in one field, for consumers that want a single document.
+"""Formats that plain Redis tools can show. ``flat``, the default: ``uuid``, ``payload`` and each piece of metadata are
+fields of the entry, including W3C's ``traceparent``; it also reads the entries of all other codecs and producers.
+``raw``: only the payload, in the field ``data``; metadata and uuid are not written. ``json``: the whole message as one
+JSON object in one field, for consumers that expect a single document.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millstream.messaging.message import Message
 UUID = b"uuid"
 PAYLOAD = b"payload"
 ESCAPE = b"meta."
-"""Goes before a metadata key that would be mistaken for one of our own fields."""
+"""The prefix of a metadata key that would be mistaken for one of our own fields."""
 _OURS = (ESCAPE, b"dlq.", b"replay.")
 JSON_FIELD = b"message"
 
@@ -82,8 +82,8 @@ def _text(raw: bytes) -> str:
 
 
 class JsonCodec:
-    """``{"uuid": ..., "metadata": {...}, "payload": "text"}``; a payload that is not UTF-8 travels as
-    ``payload_base64`` instead, and comes back byte for byte."""
+    """``{"uuid": ..., "metadata": {...}, "payload": "text"}``; a payload that is not UTF-8 is written as
+    ``payload_base64`` instead, and read back byte for byte."""
 
     name = "json"
 

@@ -1,7 +1,7 @@
 """Decodes entries that other programs wrote: the payload and the metadata of any entry.
 
-In this order: the wire formats that we know by a field of theirs, the two layouts of a pipeline's redis sink, our own
-others, Debezium's two forms, Benthos's body, a ``payload`` of any kind; and for a plain XADD, all fields as one JSON
+Tried in this order: the wire formats that have a field of a known name, the two layouts of a pipeline's redis sink, our
+other codecs, Debezium's two forms, Benthos's body, any field ``payload``; and for a plain XADD, all fields as one JSON
 object, each of them also as metadata.
 """
 
@@ -51,7 +51,7 @@ def _of_sink(fields: dict[bytes, bytes], document: bytes) -> Message:
 
 
 def _of_our_json(fields: dict[bytes, bytes]) -> Message | None:
-    """What our json codec wrote; None where the field holds something else, such as a sentence."""
+    """A message of our json codec; None if the field holds something else, such as plain text."""
     from millstream.messaging.codecs.flat import JsonCodec
 
     try:

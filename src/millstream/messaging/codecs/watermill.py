@@ -1,7 +1,7 @@
 """The wire formats of Watermill's Redis Streams publisher (Go) and of natricine, its relative in Python: a uuid, a
 payload, metadata as msgpack.
 
-msgpack comes from strangers: only a flat map of short texts is read, and the limits are checked before memory is taken.
+msgpack is untrusted input: only a flat map of short texts is read, and limits are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_TEXT = 1 << 20
 
 
 def encode_packed(message: Message, uuid_field: bytes) -> dict[bytes, bytes]:
-    """Raises InvalidArgument beyond the limits of reading: what cannot be read is not written."""
+    """Raises InvalidArgument beyond the limits that apply to reading: metadata that cannot be read is not written."""
     check_texts(message)
     if len(message.metadata) > MAX_ENTRIES:
         raise InvalidArgument("metadata", f"{len(message.metadata)} entries", f"at most {MAX_ENTRIES}")
@@ -51,7 +51,7 @@ def decode_packed(fields: dict[bytes, bytes], uuid_field: bytes) -> Message:
 
 
 def unpack_metadata(raw: bytes) -> dict[str, str]:
-    """Nothing, nil and an empty map are all no metadata. Numbers become text; anything deeper is Undecodable."""
+    """Nothing, nil and an empty map mean no metadata. Numbers become text; nested values are Undecodable."""
     if not raw:
         return {}
     try:

@@ -81,7 +81,7 @@ class Reclaimer:
         self._claims.forget(topic)
 
     def visit(self, topic: Topic, in_ms: float = 0.0) -> None:
-        """Visits the topic in so many milliseconds at the latest."""
+        """Visits the topic within ``in_ms`` at the latest."""
         visited = self._topics.get(topic)
         at = monotonic_ms() + in_ms
         if visited is not None and at < visited.visit_at_ms:

@@ -80,7 +80,7 @@ class Settler:
     ) -> None:
         """``released``: called when entries of a topic have left the in-flight table; the flag says that the broker
         refused outcomes, so that entries may be pending here that no read returned. ``retry_in``: called when a retry
-        was stored that is due in so many milliseconds."""
+        was stored that is due in that many milliseconds."""
         self._broker = broker
         self._membership = membership
         self._released = released

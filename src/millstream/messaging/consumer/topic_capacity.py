@@ -42,17 +42,17 @@ class TopicCapacity:
         self._entry_bytes = 0.0
         """A running mean of entry sizes: it turns the limit in bytes into one in entries before a read."""
         self.claim_reserved = 0
-        """How many entries the claims in progress may bring."""
+        """How many entries the claims in progress may return."""
         self.claims_wait = False
         """More entries can be claimed: reads leave a part of the capacity to them. Written by the reclaimer."""
         self.read_reserved = 0
-        """How many entries the read of backlogged topics in progress may bring."""
+        """How many entries the read of backlogged topics in progress may return."""
         self.shared_read: SharedRead | None = None
-        """The blocking read of its shard."""
+        """What the blocking read in progress of its shard has reserved; None without one."""
 
     def reserved_by_reads(self) -> int:
-        """How many entries the read in progress may bring; 0 if no read in progress names the topic. There is never a
-        second one, because entries would arrive out of order."""
+        """How many entries the read in progress may return; 0 if no read in progress names the topic. There is never a
+        second read, because entries would arrive out of order."""
         if self.read_reserved:
             return self.read_reserved
         read = self.shared_read

@@ -1,6 +1,6 @@
-"""Middleware: a function from handler to handler, one a file. Options are checked when it is made, not at a message.
+"""Middleware: functions from handler to handler, one per file. Options are checked when the middleware is created.
 
-The first one given is the outermost. An order that works: recoverer, metrics, correlation, poison_queue, deduplicate,
+The first middleware is the outermost. A recommended order: recoverer, metrics, correlation, poison_queue, deduplicate,
 circuit_breaker, retry, throttle, timeout.
 """
 

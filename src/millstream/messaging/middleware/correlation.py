@@ -1,4 +1,4 @@
-"""One id for everything that follows from one message: it goes into all that the handler puts out."""
+"""Copies the correlation id and the trace context of a message to all outputs of its handler."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from millstream.messaging.message import Message
 
 CORRELATION_ID = "correlation_id"
 CARRIED = (CORRELATION_ID, "traceparent", "tracestate")
-"""Metadata keys that pass from a message to those that follow from it; W3C trace context among them."""
+"""Metadata keys that are copied from a message to its outputs, including the W3C trace context."""
 
 _current: ContextVar[dict[str, str]] = ContextVar("millstream_correlation")
 
 
 def correlated(message: Message) -> Message:
-    """Marks a message that a handler publishes by itself, as the middleware marks those that it returns."""
+    """Copies the metadata to a message that a handler publishes itself, as the middleware does for returned
+    messages."""
     for key, value in _current.get({}).items():
         message.metadata.setdefault(key, value)
     return message
 
 
 def correlation() -> Middleware:
-    """What has no correlation id starts one: its own uuid. An output that carries one already keeps it."""
+    """A message without a correlation id starts one: its own uuid. An output that has one already keeps it."""
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:

@@ -1,7 +1,7 @@
-"""Passes over a message whose key was seen before within a window, in this process or in all that share a broker.
+"""Skips a message whose key was seen before within a window, in this process or in all that share a broker.
 
-What is remembered is which entry came first. Its own redelivery is no duplicate: were the key alone remembered before
-the handler runs, a crash in the handler would make the redelivered message look handled, and it would be lost.
+The store maps a key to its first entry, so a redelivery of that entry is not a duplicate. If only the key were stored
+before the handler runs, the redelivery after a crash of the handler would be skipped, and the message would be lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millstream.model import milliseconds
 
 
 class KeyValueBroker(Protocol):
-    """The part of a broker that is needed here."""
+    """The broker methods that this middleware uses."""
 
     async def get(self, key: bytes, /) -> bytes | None: ...
 
@@ -29,7 +29,7 @@ class KeyValueBroker(Protocol):
 
 
 class SeenHere:
-    """Remembers in this process: at most ``max_keys``, the oldest are forgotten first."""
+    """Stores keys in this process: at most ``max_keys``; the oldest are dropped first."""
 
     def __init__(self, window_s: float, max_keys: int, now: Callable[[], float]) -> None:
         self._window_s = window_s
@@ -38,14 +38,14 @@ class SeenHere:
         self._first: OrderedDict[tuple[str, str, str], tuple[float, str]] = OrderedDict()
 
     async def first(self, topic: str, group: str, key: str, entry: str) -> str:
-        """The entry that came first with this key, within the window."""
+        """The first entry with this key within the window."""
         now = self._now()
         self._forget(now)
         _, entry = self._first.setdefault((topic, group, key), (now + self._window_s, entry))
         return entry
 
     def _forget(self, now: float) -> None:
-        # Insertion order is order of expiry, because the window is one.
+        # Keys expire in insertion order, because all have the same window.
         while self._first:
             oldest = next(iter(self._first))
             if self._first[oldest][0] > now and len(self._first) < self._max_keys:
@@ -54,14 +54,14 @@ class SeenHere:
 
 
 class SeenByAll:
-    """Remembers in the broker: one companion key per message, which expires when the window ends."""
+    """Stores keys in the broker: one companion key per message, which expires when the window ends."""
 
     def __init__(self, broker: KeyValueBroker, window_s: float) -> None:
         self._broker = broker
         self._window_ms = max(1, round(window_s * 1000))
 
     async def first(self, topic: str, group: str, key: str, entry: str) -> str:
-        # Hashed: a user's key may be of any length, and hold anything.
+        # Hashed, because a user's key may have any length and any bytes.
         digest = hashlib.blake2b(f"{group}\0{key}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         name = companion_key(topic, f"dedup:{digest}")
         while True:
@@ -81,8 +81,7 @@ def deduplicate(
     now: Callable[[], float] = time.monotonic,
 ) -> Middleware:
     """Duplicates within ``window_ms`` (an hour) are acknowledged without reaching the handler. Counted per topic and
-    group, so that every group still handles every message once. ``shared=broker`` lets all processes remember
-    together."""
+    group, so that every group still handles every message once. ``shared=broker``: all processes share the keys."""
     window_s = milliseconds("window", window_ms, 3_600_000, least=1) / 1000
     if max_keys < 1:
         raise InvalidArgument("deduplicate.max_keys", max_keys, "a number of at least 1")
@@ -100,7 +99,7 @@ def deduplicate(
 
 
 def _entry(message: Message) -> str:
-    """What redeliveries have in common with the first; a replayed dead letter is the entry that it stands for."""
+    """An id that all deliveries of an entry share. A replayed dead letter has the id of its original entry."""
     if message.id is None:
         return f"unsent {id(message)}"
     replayed = message.fields.get(OF) if message.fields is not None else None

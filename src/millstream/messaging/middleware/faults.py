@@ -1,5 +1,5 @@
-"""For tests: every message reaches the handler twice, as a redelivery would; or handlers fail now and then, before they
-run or after. A handler that is idempotent passes. The same seed gives the same failures.
+"""For tests: calls the handler twice for every message, like a redelivery, or lets handlers fail at random, before or
+after they run. An idempotent handler passes. The same seed gives the same failures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millstream.messaging.message import Message
 
 
 def duplicate() -> Middleware:
-    """The outputs of both calls are put out. The second call gets a message of its own, for handlers that change it."""
+    """Publishes the outputs of both calls. The second call gets a copy, because handlers may change the message."""
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:

@@ -1,4 +1,4 @@
-"""Tells the observer how each handler fared. What counts and draws lives in ``observe``; here are only facts."""
+"""Emits an observer event for each call of a handler. ``millstream.observe`` turns the events into metrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ HANDLED = "messaging.handled"
 
 
 def metrics(observer: Observer, *, now: Callable[[], float] = time.monotonic) -> Middleware:
-    """One fact a call, ``messaging.handled``: handler, topic, group, seconds, outputs, and error: empty, or the class's
-    name; never its text, because labels must stay few."""
+    """Emits ``messaging.handled`` for each call, with handler, topic, group, seconds, outputs and error. ``error`` is
+    empty or the name of the error's class, and never its text, which would create too many label values."""
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:

@@ -1,7 +1,7 @@
-"""Moves a message whose handler fails to a topic of its own, with the reason, and goes on.
+"""Publishes a message whose handler fails to another topic, with the reason, and acknowledges it.
 
-The subscriber buries hopeless messages by itself, atomically; this is for a poison topic that other programs read. The
-poison topic is written first and the message acknowledged after: at least once.
+The subscriber dead-letters failed messages by itself, atomically; this is for a poison topic that other programs read.
+The message is published to the poison topic before it is acknowledged: at least once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Publishes(Protocol):
 def poison_queue(
     publisher: Publishes, topic: str, *, poisons: Callable[[Exception], bool] = lambda error: True
 ) -> Middleware:
-    """An error for which ``poisons`` is false passes on, to be retried, and so does ``RetryLater``, which asks for it
-    (an open circuit is one). Put ``retry`` inside of this one."""
+    """Errors for which ``poisons`` is false are raised again, to be retried, and so is ``RetryLater``, for example of
+    an open circuit. Put ``retry`` inside this middleware."""
     if not topic:
         raise InvalidArgument("poison_queue.topic", topic, "the name of a topic")
 

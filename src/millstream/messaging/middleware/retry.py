@@ -1,7 +1,7 @@
-"""Tries a failed handler again, here and now, with growing pauses; what is still failing then goes the usual way.
+"""Calls a failed handler again within the same delivery, with growing pauses; then raises its last error.
 
-For faults that pass in seconds. The message stays in flight meanwhile (the heartbeat keeps it); for longer waits let
-the handler fail, and the subscriber hands it out again later.
+For errors that last seconds. The message stays in flight meanwhile, with heartbeats. For longer waits let the handler
+fail, so that the subscriber redelivers the message later.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def retry(
                     failures += 1
                     pause = backoff.delay_ms(failures, chance()) / 1000
                     too_late = limit is not None and now() - started + pause > limit
-                    # Settled by the handler itself: another call would settle it a second time.
+                    # The handler has settled the message: another call would settle it a second time.
                     if failures > max_retries or too_late or message.settled is not None:
                         raise
                     if on_retry is not None:

@@ -1,4 +1,4 @@
-"""Starts handlers at a bounded rate. Nothing is refused: a message waits for its turn, and that slows the reading."""
+"""Starts handlers at a limited rate. No message is refused: messages wait, which slows down reading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millstream.model import milliseconds
 
 
 class RateLimit:
-    """Decides when the next start may be: evenly spaced, after a burst that idle time has earned. Pure."""
+    """Decides when the next handler may start: evenly spaced, after a burst that grows during idle time. Pure."""
 
     def __init__(self, interval: float, burst: int) -> None:
         self._interval = interval
@@ -21,7 +21,7 @@ class RateLimit:
         self._next = float("-inf")
 
     def reserve(self, now: float) -> float:
-        """Takes the next place; returns how long to wait for it."""
+        """Reserves the next start; returns how long to wait for it."""
         place = max(self._next, now)
         self._next = place + self._interval
         return max(0.0, place - self._credit - now)

@@ -11,9 +11,9 @@ from millstream.model import milliseconds
 
 
 def timeout(*, limit_ms: int) -> Middleware:
-    """Raises HandlerTimedOut after ``limit_ms``. A TimeoutError of the handler's own passes as it is.
+    """Raises HandlerTimedOut after ``limit_ms``. A TimeoutError of the handler itself is raised unchanged.
 
-    A handler that runs in a thread goes on there until it returns: threads cannot be cancelled.
+    A handler that runs in a thread continues there until it returns, because threads cannot be cancelled.
     """
     after = milliseconds("limit", limit_ms, 0, least=1) / 1000
 

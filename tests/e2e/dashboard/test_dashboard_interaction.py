@@ -12,7 +12,7 @@ ARRIVED = """([id, text]) => {
     const part = document.getElementById(id);
     return (part.newHtml ?? part.innerHTML).includes(text);
 }"""
-"""News of a part have come, whether they are shown already or wait for a hand."""
+"""An update of a part has arrived, whether it is shown already or waits for the end of an interaction."""
 
 
 def point_at(page: Page, target: Locator) -> None:
@@ -23,22 +23,22 @@ def point_at(page: Page, target: Locator) -> None:
 
 
 def press(page: Page, target: Locator) -> None:
-    """Pointer down on it, and nowhere else: what arrived between looking and pressing may have moved it."""
+    """Presses the pointer on the target. Repeats if an update moved the target between locating and pressing."""
     for _ in range(10):
         point_at(page, target)
         page.mouse.down()
-        if target.evaluate("(one) => one.matches(':active')"):
+        if target.evaluate("(element) => element.matches(':active')"):
             return
         page.mouse.move(0, 0)
-        page.mouse.up()  # let go elsewhere: nothing was clicked
-    raise AssertionError("it never stood still for as long as a hand needs")
+        page.mouse.up()  # released elsewhere: nothing was clicked
+    raise AssertionError("it moved between every press and release")
 
 
 def test_click_hits_its_target_during_live_updates(page: Page, dashboard: Running) -> None:
     dashboard.broker.xadd_many("orders", [{"n": str(n)} for n in range(3)])
     page.goto("/stream?name=orders")
     expect(page.locator("#connection")).to_have_text("live")
-    page.get_by_label("From an id or a time").focus()  # which loses the focus now: that lets nothing move either
+    page.get_by_label("From an id or a time").focus()  # it loses the focus now, which must not move anything either
     press(page, page.get_by_role("button", name="Show"))
 
     # A dozen rows above the button, and its own card moves down.
@@ -46,7 +46,7 @@ def test_click_hits_its_target_during_live_updates(page: Page, dashboard: Runnin
         dashboard.broker.create_group("orders", f"reader-{number}", start="0")
     page.wait_for_function(ARRIVED, arg=["live_groups", "reader-11"], timeout=60_000)
     arrived = page.evaluate("performance.now()")
-    page.wait_for_function("(at) => performance.now() > at + 1100", arg=arrived)  # longer than a hand takes aim
+    page.wait_for_function("(at) => performance.now() > at + 1100", arg=arrived)  # longer than a click takes
     expect(page.locator("#live_groups")).not_to_contain_text("reader-11")
     page.mouse.up()
 
@@ -68,9 +68,9 @@ def test_row_keeps_node_focus_and_position_while_the_order_changes(page: Page, d
 
     dashboard.broker.xadd_many("later", [{"n": "1"}] * 9)
     page.wait_for_function(ARRIVED, arg=["live_streams", ">9<"], timeout=60_000)
-    assert rows.first.get_by_role("link").first.inner_text() == "calm"  # nothing has moved under the finger
+    assert rows.first.get_by_role("link").first.inner_text() == "calm"  # nothing has moved under the pointer
     page.mouse.move(2, 2)
-    page.mouse.up()  # let go elsewhere: nothing was clicked
+    page.mouse.up()  # released elsewhere: nothing was clicked
 
     expect(rows.first).to_contain_text("later")
     expect(calm).to_be_focused()

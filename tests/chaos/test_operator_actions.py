@@ -1,8 +1,8 @@
-"""What operators do to a Redis, or to the nodes of a cluster of three, that is in use: hang it, fill it, cut everybody
-off, take scripts and groups away.
+"""What operators do to a Redis in use, or to the nodes of a cluster of three: hang it, fill it, disconnect all clients,
+flush scripts, delete groups.
 
-Publishers and subscribers work through all of it. What was confirmed is stored once, and every message that is stored
-was handled, and its output stored; nobody ends by itself, and nobody is told an error that asking again could mend.
+Publishers and subscribers continue through all of it. Each confirmed message is stored once, every stored message is
+handled, and its output is stored. No component ends by itself, or receives an error that a retry would have resolved.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 
 class Operator:
-    """Says the same to each server, as one does who looks after a cluster; ``broker`` reaches all of them."""
+    """Sends the same commands to each server, as an operator of a cluster does; ``broker`` reaches all of them."""
 
     def __init__(self, servers: Servers, broker: Broker, roots: list[Broker]) -> None:
         self.broker = broker
         self._roots = roots
         cluster = isinstance(servers, ClusterSetup)
         self.busiest = servers.owner(slot_of(TOPIC.encode())) if cluster else servers
-        """Who has the topic. Of a cluster nobody hangs but this one: the others take it for dead meanwhile."""
+        """The server with the topic. In a cluster only this one hangs; meanwhile the others consider it dead."""
 
     async def ask(self, *words: str) -> None:
         for root in self._roots:
             await root.transport.call(Command(tuple(word.encode() for word in words)))
 
 
-Hands = Callable[[Operator], Awaitable[None]]
+Action = Callable[[Operator], Awaitable[None]]
 
 
 async def hang(operator: Operator) -> None:
@@ -72,20 +72,20 @@ async def fill(operator: Operator) -> None:
         await asyncio.sleep(0.5)
 
 
-async def cut_everybody_off(operator: Operator) -> None:
+async def disconnect_all_clients(operator: Operator) -> None:
     for _ in range(100):
         await operator.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await operator.ask("CLIENT", "KILL", "TYPE", "pubsub")
         await asyncio.sleep(random.random() * 0.05)
 
 
-async def take_scripts_away(operator: Operator) -> None:
+async def flush_scripts(operator: Operator) -> None:
     for _ in range(300):
         await operator.ask("SCRIPT", "FLUSH")
         await asyncio.sleep(0.004)
 
 
-async def take_groups_away(operator: Operator) -> None:
+async def delete_groups(operator: Operator) -> None:
     for _ in range(5):
         await operator.broker.delete_group(TOPIC, GROUP)
         await asyncio.sleep(0.5)
@@ -102,8 +102,8 @@ async def close_idle_connections(operator: Operator) -> None:
     await asyncio.sleep(5)
 
 
-async def let_few_in(operator: Operator) -> None:
-    """The links between a cluster's nodes are clients too: there it lets nobody in."""
+async def limit_clients(operator: Operator) -> None:
+    """Connections between a cluster's nodes are clients too: there the limit refuses all new clients."""
     await operator.ask("CONFIG", "SET", "maxclients", "3")
     await operator.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     await asyncio.sleep(2)
@@ -116,22 +116,26 @@ async def ask_for_replicas(operator: Operator) -> None:
     await operator.ask("CONFIG", "SET", "min-replicas-to-write", "0")
 
 
-HANDS: tuple[Hands, ...] = (
-    take_groups_away,
-    cut_everybody_off,
+ACTIONS: tuple[Action, ...] = (
+    delete_groups,
+    disconnect_all_clients,
     hang,
     fill,
-    take_scripts_away,
+    flush_scripts,
     pause,
     close_idle_connections,
-    let_few_in,
+    limit_clients,
     ask_for_replicas,
 )
 """All of them can be done to a cluster's nodes."""
 COLUMNS = [
-    *(("redis", hand) for hand in (HANDS if TRIALS > 2 else HANDS[:2])),
-    ("cluster", cut_everybody_off),
-    *(pytest.param("cluster", hand, marks=pytest.mark.at_length) for hand in HANDS if hand is not cut_everybody_off),
+    *(("redis", action) for action in (ACTIONS if TRIALS > 2 else ACTIONS[:2])),
+    ("cluster", disconnect_all_clients),
+    *(
+        pytest.param("cluster", action, marks=pytest.mark.at_length)
+        for action in ACTIONS
+        if action is not disconnect_all_clients
+    ),
 ]
 
 
@@ -164,7 +168,7 @@ class Work:
             self._number += 10
             try:
                 await self.publisher.publish(TOPIC, *map(Message, tokens))
-            except Exception as error:  # whatever it is, it is a finding
+            except Exception as error:  # any error is recorded, and fails the test
                 self.errors.append(error)
             else:
                 self.confirmed += tokens
@@ -201,15 +205,18 @@ async def tokens_in(broker: Broker, stream: str) -> Counter[bytes]:
 
 @pytest.fixture
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
-    """Of the test's own: whatever was done to them goes with them."""
+    """Servers of this test only: no other test sees what is done to them."""
     with RedisProcess() if request.param == "redis" else ClusterSetup() as opened:
         yield opened
 
 
 @pytest.mark.parametrize(
-    ("servers", "hand"), COLUMNS, indirect=["servers"], ids=lambda one: one if isinstance(one, str) else one.__name__
+    ("servers", "action"),
+    COLUMNS,
+    indirect=["servers"],
+    ids=lambda value: getattr(value, "__name__", value),
 )
-async def test_whatever_an_operator_does_nothing_confirmed_is_lost(servers: Servers, hand: Hands) -> None:
+async def test_no_confirmed_write_is_lost_by_an_operator_action(servers: Servers, action: Action) -> None:
     async with AsyncExitStack() as brokers:
 
         async def reach(url: str, **options: Any) -> Broker:
@@ -219,12 +226,12 @@ async def test_whatever_an_operator_does_nothing_confirmed_is_lost(servers: Serv
         operator = Operator(servers, root, [await reach(one.url, deadline_ms=60_000) for one in each(servers)])
         work = Work([await reach(servers.url) for _ in range(3)])
         await work.go_on()
-        await hand(operator)
+        await action(operator)
         await work.go_on()
         await work.end(root)
         stored, put_out = await tokens_in(root, TOPIC), await tokens_in(root, OUT)
     print(
-        f"{hand.__name__}: confirmed {len(work.confirmed)}, handled again {sum(n > 1 for n in work.handled.values())}"
+        f"{action.__name__}: confirmed {len(work.confirmed)}, handled again {sum(n > 1 for n in work.handled.values())}"
     )
     assert not work.errors
     assert set(work.confirmed) == stored.keys(), "what was confirmed is there, and nothing else"
