@@ -145,7 +145,7 @@ def test_changes_of_a_database_are_written_from_the_driver(
 ) -> None:
     postgres.execute("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (0)")
     text = SPEC.replace("DSN", postgres.dsn).replace("URL", redis_url).replace("CHECKPOINT", str(tmp_path))
-    with Runner([parse_pipeline(text)], session=spark) as runner:
+    with Runner([parse_pipeline(text)], session=spark):
         for number in range(1, 5):
             wait_until(lambda count=number: client.xlen("events") == count, what=f"{number} entries", timeout_s=60)
             postgres.execute(f"INSERT INTO orders VALUES ({number})")
