@@ -123,8 +123,11 @@ def redis_server(shared_redis: RedisProcess) -> RedisProcess:
     with open_blocking_broker(shared_redis.url) as broker:
         from millstream.wire.commands import Command
 
-        broker.transport.call(Command((b"FLUSHALL",)))
-        broker.transport.call(Command((b"CONFIG", b"RESETSTAT")))
+        for command in ((b"FLUSHALL",), (b"CONFIG", b"RESETSTAT")):
+            broker.transport.call(Command(command))
+        users = set(broker.transport.call(Command((b"ACL", b"USERS")))) - {b"default"}
+        if users:  # rules for a user that another test has left would be added to those of that test
+            broker.transport.call(Command((b"ACL", b"DELUSER", *users)))
     return shared_redis
 
 

@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -46,20 +48,24 @@ def reachable(place: Path, scratch: Path) -> list[str]:
 
 
 @pytest.fixture
-def contained(tmp_path: Path) -> list[str]:
+def directory() -> Iterator[Path]:
+    """A directory that another user can read. Those of pytest are closed to others whenever a pytest starts."""
+    with tempfile.TemporaryDirectory(prefix="millstream-") as created:
+        os.chmod(created, 0o755)
+        yield Path(created)
+
+
+@pytest.fixture
+def contained(directory: Path) -> list[str]:
     """The words that start a command under the conditions of a hardened container."""
-    os.chmod(tmp_path, 0o755)
-    for parent in tmp_path.parents:
-        if parent != Path("/tmp") and parent.is_relative_to("/tmp"):  # pytest's own directories
-            os.chmod(parent, parent.stat().st_mode | 0o055)
     base = Path(os.path.realpath(sys.executable)).parents[1]
     lines = [
         "set -e",
         "mount --make-rprivate /",
-        *reachable(base, tmp_path / "keep"),
+        *reachable(base, directory / "keep"),
         "mount --bind / / 2>/dev/null",
         "mount -o remount,ro,bind /",
-        "cd " + shlex.quote(str(tmp_path)),
+        "cd " + shlex.quote(str(directory)),
         f'exec setpriv --reuid={USER} --regid={USER} --clear-groups --no-new-privs --bounding-set=-all -- "$@"',
     ]
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", "\n".join(lines), "sh"]
@@ -89,17 +95,17 @@ def get(port: int, path: str, **headers: str) -> int:
         return 0
 
 
-def test_tree_is_read_only_and_the_user_unprivileged(contained: list[str], tmp_path: Path) -> None:
-    script = f"id -u; touch {tmp_path}/x 2>&1; touch /etc/x 2>&1; true"
+def test_tree_is_read_only_and_the_user_unprivileged(contained: list[str], directory: Path) -> None:
+    script = f"id -u; touch {directory}/x 2>&1; touch /etc/x 2>&1; true"
     done = subprocess.run([*contained, "sh", "-c", script], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.splitlines()[0] == str(USER)
-    assert not (tmp_path / "x").exists()
+    assert not (directory / "x").exists()
     assert "Read-only file system" in done.stdout
 
 
-def test_worker_reads_and_stops_as_process_1(contained: list[str], tmp_path: Path, redis_server: RedisProcess) -> None:
-    shutil.copy(ROOT / "deploy" / "example" / "shop.py", tmp_path)
-    port, log = free_port(), tmp_path / "log.txt"
+def test_worker_reads_and_stops_as_process_1(contained: list[str], directory: Path, redis_server: RedisProcess) -> None:
+    shutil.copy(ROOT / "deploy" / "example" / "shop.py", directory)
+    port, log = free_port(), directory / "log.txt"
     words = [sys.executable, "-m", "millstream", "run", "shop:router", "--processes", "2"]
     env = environment(MILLSTREAM_URL=redis_server.url, MILLSTREAM_LOG_FORMAT="json")
     env |= {"MILLSTREAM_METRICS_PORT": str(port), "MILLSTREAM_HEALTH_PORT": str(port)}
@@ -121,9 +127,9 @@ def test_worker_reads_and_stops_as_process_1(contained: list[str], tmp_path: Pat
 
 
 def test_dashboard_answers_its_probe_under_any_host_name(
-    contained: list[str], tmp_path: Path, redis_server: RedisProcess
+    contained: list[str], directory: Path, redis_server: RedisProcess
 ) -> None:
-    port, log = free_port(), tmp_path / "log.txt"
+    port, log = free_port(), directory / "log.txt"
     words = [sys.executable, "-m", "millstream", "dashboard", "--host", "0.0.0.0", "--port", str(port)]
     env = environment(MILLSTREAM_URL=redis_server.url, MILLSTREAM_HTTP_TOKEN="a-token-of-the-test")
     with log.open("w") as out:
