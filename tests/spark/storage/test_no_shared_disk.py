@@ -180,12 +180,22 @@ def test_nothing_is_lost_or_written_twice_when_hosts_share_only_a_store(
             store.fail()
             time.sleep(OUTAGE_S)
 
+        def fail_driver_and_store() -> None:
+            driver.kill()
+            store.fail()
+
+        def start_before_the_store() -> None:
+            driver.start()
+            time.sleep(OUTAGE_S)
+            store.recover()
+
         faults: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
             ("executor", kill_executor, lambda: None),
             ("store", fail_store, store.recover),
             ("redis", server.kill, server.start),
             ("worker", lambda: cluster.kill_worker(1), lambda: cluster.restart_worker(1)),
             ("driver", driver.kill, driver.start),
+            ("driver and store", fail_driver_and_store, start_before_the_store),
         ]
         killed: Counter[str] = Counter()
 
