@@ -60,7 +60,13 @@ class HadoopStorage(Storage):
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         with self._client.use(self.uri(name)) as fs:
-            return fs.read(self.uri(name), offset, length)
+            try:
+                return fs.read(self.uri(name), offset, length)
+            except Exception as error:
+                if fs.put_is_atomic and isinstance(translated(error, name), ObjectMissing):
+                    # The reply to a HEAD request is the same if the bucket is missing. This call lists, and raises then.
+                    fs.stat(self.uri(name))
+                raise
 
     def write(self, name: str, *parts: Buffer) -> None:
         with self._client.use(self.uri(name)) as fs:
