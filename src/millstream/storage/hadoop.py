@@ -64,7 +64,7 @@ class HadoopStorage(Storage):
                 return fs.read(self.uri(name), offset, length)
             except Exception as error:
                 if fs.put_is_atomic and isinstance(translated(error, name), ObjectMissing):
-                    # The reply to a HEAD request is the same if the bucket is missing. This call lists, and raises then.
+                    # A HEAD request has the same reply if the bucket is missing. This call lists, and then raises.
                     fs.stat(self.uri(name))
                 raise
 
