@@ -60,7 +60,13 @@ class HadoopStorage(Storage):
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         with self._client.use(self.uri(name)) as fs:
-            return fs.read(self.uri(name), offset, length)
+            try:
+                return fs.read(self.uri(name), offset, length)
+            except Exception as error:
+                if fs.put_is_atomic and isinstance(translated(error, name), ObjectMissing):
+                    # A HEAD request has the same reply if the bucket is missing. This call lists, and then raises.
+                    fs.stat(self.uri(name))
+                raise
 
     def write(self, name: str, *parts: Buffer) -> None:
         with self._client.use(self.uri(name)) as fs:
