@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker import Fence, companion_key
 from millstream.broker.scripts.leases import (
+    limit_locks,
     lock_keys,
     read_leases,
     release_leases,
@@ -353,6 +354,7 @@ class RunLease:
         holder = Holder.parse(record)
         if running is not None and holder is not None and not holder.is_dead():
             self._keys_of_another = keys
+            broker.run(limit_locks, [keys.running], ttl_ms=self._lease_ms)
             raise self._refused(holder)
         return record, running, holder
 
