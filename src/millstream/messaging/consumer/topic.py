@@ -256,10 +256,7 @@ class Topic:
         self.emit("messaging.illegal_transition", error=str(error))
 
     def emit(self, name: str, **details: Any) -> None:
-        try:
-            self.broker.context.observer(name, topic=self.name, group=self.group, consumer=self.consumer, **details)
-        except Exception:  # an observer must not raise; if it does, no message loses its outcome
-            log.exception("the observer failed on %s", name)
+        self.broker.context.observer(name, topic=self.name, group=self.group, consumer=self.consumer, **details)
 
 
 def _wakes_no_worker(topic: Topic) -> None:
