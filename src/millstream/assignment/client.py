@@ -242,12 +242,11 @@ class AssignmentClient:
             try:
                 await step()
                 failures = 0
-            except Exception as error:
+            except Exception as error:  # of any kind: otherwise a member would stop renewing or placing without notice
                 failures += 1
                 if isinstance(error, MillstreamError) and self._is_permanent(error):
                     self._give_up(error)
                     return
-                # Any exception: otherwise a member would stop renewing or placing without notice.
                 if isinstance(error, MillstreamError):
                     log.log(logging.WARNING if failures == 1 else logging.DEBUG, "member %r: %s", self.id, error)
                 else:

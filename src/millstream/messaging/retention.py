@@ -303,9 +303,7 @@ class Janitor:
             except MillstreamError as error:  # listing the streams failed
                 self._observer("messaging.retention_failed", stream="", error=str(error))
                 log.warning("retention could not list streams: %s", error)
-            except (
-                Exception
-            ) as error:  # if the janitor ended silently, it would be noticed only when the memory is full
+            except Exception as error:  # if it ended silently, it would be noticed only when the memory is full
                 self._observer("messaging.retention_failed", stream="", error=text_of(error))
                 log.exception("retention could not list streams")
             await asyncio.sleep(self._interval)

@@ -93,7 +93,7 @@ class Runner:
         """Starts every pipeline. If one cannot start, it closes what it has opened and releases the checkpoints."""
         try:
             self._start()
-        except BaseException:
+        except BaseException:  # also after Ctrl-C
             self.close()
             raise
         return self

@@ -217,7 +217,7 @@ class Subscription:
             try:
                 await shared.enter(self._state)
                 return
-            except Exception as error:
+            except Exception as error:  # see ``can_pass``
                 # The stream was deleted meanwhile: the next attempt creates it again.
                 if not (can_pass(error) or isinstance(error, (NoSuchStream, NoSuchGroup))):
                     self._failed(error)

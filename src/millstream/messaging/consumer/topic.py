@@ -176,7 +176,7 @@ class Topic:
                     in_flight.add(message)
                     ordered.append(message)
                     continue
-            except Exception as error:
+            except Exception as error:  # of a codec, or of the function that names the key
                 self._dead_letter_unreadable(entry_id, fields, times or 1, error)
                 continue
             accepted[entry_id] = message  # an id that stands twice in a reply is one delivery
@@ -204,7 +204,7 @@ class Topic:
             try:
                 message = self.codec.decode(unmarked(fields))
                 self.in_flight.add(message.receive(self.origin, entry_id, times, fields, valid_until), claimed=True)
-            except Exception as error:
+            except Exception as error:  # of a codec, or of the function that names the key
                 self._dead_letter_unreadable(entry_id, fields, times, error)
 
     def start_again(self, messages: Iterable[Message], times_delivered: int, valid_until: float) -> None:

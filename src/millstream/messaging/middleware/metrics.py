@@ -25,7 +25,7 @@ def metrics(observer: Observer, *, now: Callable[[], float] = time.monotonic) ->
             started = now()
             try:
                 output = await handler(message)
-            except BaseException as error:
+            except BaseException as error:  # of a handler; also a cancelled call is counted
                 observer(HANDLED, **labels, seconds=now() - started, outputs=0, error=type(error).__name__)
                 raise
             observer(HANDLED, **labels, seconds=now() - started, outputs=len(as_messages(output)), error="")
