@@ -129,7 +129,7 @@ class SharedAppends:
         try:
             requests = [(batch.writer, batch.rows, batch.token) for _, batch in batches]
             results = await self._broker.run(append_batches, requests)
-        except Exception as error:
+        except Exception as error:  # of any kind: each publish gets it
             results = [error] * len(batches)
         with gc_paused():
             for result in results:
@@ -325,12 +325,12 @@ class TopicQueue:
                     store = partial(batch.calls[0].store.store, batch.rows, batch.size)
                 try:
                     ids = await store()
-                except Exception as error:
+                except Exception as error:  # of any kind: the publishes of this batch get it
                     self._failed(error)
                 else:
                     self._stored(ids)
                 store = None
-        except BaseException:
+        except BaseException:  # cancelled: no publish may wait forever
             self.break_off()
             raise
         if self._sender is asyncio.current_task():

@@ -211,7 +211,7 @@ class RunLease:
             if not self.checkpoint.is_local:
                 raise
             log.warning("pipeline %s: no lease yet; batches wait for it: %s", self._name, short(error))
-        except BaseException:
+        except BaseException:  # refused or interrupted: the next start must find the checkpoint unlocked
             if locked is None and self._record is None:
                 self.checkpoint.unlock()
             raise

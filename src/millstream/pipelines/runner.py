@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from millstream.model import Observer, quiet
+from millstream.model.policies import guarded
 from millstream.pipelines.errors import CheckpointLocked, PipelineUnknown, short
 from millstream.pipelines.plan import PipelinePlan, make_plan
 from millstream.pipelines.query import PipelineRun
@@ -78,7 +79,7 @@ class Runner:
         self._master = master
         self._stay = stay
         self._given = session
-        self._observer = observer
+        self._observer = guarded(observer)
         self._spark_log = spark_log
         self._say = say
         self._session: SparkSession | None = None
@@ -93,7 +94,7 @@ class Runner:
         """Starts every pipeline. If one cannot start, it closes what it has opened and releases the checkpoints."""
         try:
             self._start()
-        except BaseException:
+        except BaseException:  # also after Ctrl-C
             self.close()
             raise
         return self
