@@ -245,13 +245,13 @@ def _queued(postgres: PostgresProcess, slot: str, directory: Path) -> list[Path]
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadMaxRows(CHANGES))
         reader.partitions(start, end)
-    found, size = [], 0
+    paths, size = [], 0
     for path in sorted(directory.glob("0*.seg")):
-        found.append(path)
+        paths.append(path)
         size += path.stat().st_size
         if size > DECODED_BYTES:
             break
-    return found
+    return paths
 
 
 def _decode(segments: list[Path]) -> float:
@@ -288,15 +288,15 @@ def _plain_rows(path: Path) -> int:
             at += 8
             members = []
             for column in relation.columns:
-                what = body[at]
-                if what == 116:
+                value_kind = body[at]
+                if value_kind == 116:
                     [size] = length_at(body, at + 1)
                     text = body[at + 5 : at + 5 + size].decode()
                     members.append(f'"{column.name}":{text if column.kind == "number" else dumps(text)}')
                     at += 5 + size
                 else:
                     at += 1
-                    if what == 110 and not key_alone:
+                    if value_kind == 110 and not key_alone:
                         members.append(f'"{column.name}":null')
             events.append((f"bench:{lsn}:{len(events)}", "{" + ",".join(members) + "}"))
     return len(events)
@@ -309,10 +309,10 @@ def _growth(postgres: PostgresProcess, slot: str, directory: Path) -> float:
     costs: list[float] = []
     with _reader(postgres, slot, directory) as reader:
         reader.prepareForTriggerAvailableNow()
-        start, most = reader.initialOffset(), ReadMaxRows(max(1, CHANGES // FLAT_BATCHES))
+        start, read_limit = reader.initialOffset(), ReadMaxRows(max(1, CHANGES // FLAT_BATCHES))
         while True:
             began = time.perf_counter()
-            end = reader.latestOffset(start, most)
+            end = reader.latestOffset(start, read_limit)
             if end is start:
                 break
             for partition in reader.partitions(start, end):
@@ -320,9 +320,9 @@ def _growth(postgres: PostgresProcess, slot: str, directory: Path) -> float:
                     pass
             costs.append(time.perf_counter() - began)
             start = end
-    few: Callable[[list[float]], float] = statistics.median
+    typical: Callable[[list[float]], float] = statistics.median
     # The first of all opens the slot and waits for the server, which no other batch does.
-    return few(costs[-6:-1]) / few(costs[1:6])
+    return typical(costs[-6:-1]) / typical(costs[1:6])
 
 
 class MariadbBacklog:
@@ -354,9 +354,9 @@ class MariadbBacklog:
         delete = "DELETE FROM orders WHERE id BETWEEN {first} AND {last}"
         database = self._server.main
         with database.connect(database=self._name) as connection, connection.cursor() as cursor:
-            for statement, most in ((insert, half), (update, updates), (delete, self.changes - half - updates)):
-                for first in range(1, most + 1, PER_TRANSACTION):
-                    cursor.execute(statement.format(first=first, last=min(most, first + PER_TRANSACTION - 1)))
+            for statement, count in ((insert, half), (update, updates), (delete, self.changes - half - updates)):
+                for first in range(1, count + 1, PER_TRANSACTION):
+                    cursor.execute(statement.format(first=first, last=min(count, first + PER_TRANSACTION - 1)))
 
     def source(self) -> dict[str, Any]:
         """A pipeline's source that begins before the backlog."""

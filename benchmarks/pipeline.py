@@ -206,5 +206,5 @@ def _check(server: RedisProcess, sinks: int, *, stream: str | None = None) -> No
 
     with redis.Redis(port=server.port) as client:
         for number in range(sinks):
-            found = client.xlen(stream or f"events-{number}")
-            assert found == ROWS, f"{found} entries instead of {ROWS}"
+            length = client.xlen(stream or f"events-{number}")
+            assert length == ROWS, f"{length} entries instead of {ROWS}"

@@ -183,7 +183,7 @@ def _compatible_requests(requests: Requests) -> list[Requests]:
     alone.
     """
     repeatable: Requests = {}
-    others: Requests = {}
+    unrepeatable: Requests = {}
     alone: list[Requests] = []
     for number, request in requests.items():
         if isinstance(request, Command):
@@ -197,8 +197,8 @@ def _compatible_requests(requests: Requests) -> list[Requests]:
         elif request.repeatable:
             repeatable[number] = request
         else:
-            others[number] = request
-    return [group for group in (repeatable, others, *alone) if group]
+            unrepeatable[number] = request
+    return [group for group in (repeatable, unrepeatable, *alone) if group]
 
 
 def _transport_error(batch: Batch, replies: Sequence[Any]) -> MillstreamError | None:

@@ -198,8 +198,8 @@ class _DatabaseCopy:
         ending = (b"PEXPIRE", temporary, b"%d" % TEMPORARY_KEY_TTL_MS)
         effects = effects_of_value(temporary, value)
         first = Batch([next(effects), ending], key=temporary, atomic=True)
-        others = (Batch([*commands, ending], key=temporary) for commands in _batches(effects))
-        for batch in chain([first], others):
+        batches = (Batch([*commands, ending], key=temporary) for commands in _batches(effects))
+        for batch in chain([first], batches):
             for reply in self._broker.transport.call_many(batch):
                 if isinstance(reply, Exception):
                     self._run_on_target(b"UNLINK", temporary)

@@ -141,17 +141,17 @@ def behind_the_command(words: list[str]) -> list[str]:
     """
     path: list[str] = []
     moved: list[str] = []
-    rest = list(words)
-    while rest and not (path and (len(path) == 2 or path[0] not in CHAPTERS or not CHAPTERS[path[0]].is_group)):
-        if rest[0] in SHARED and len(rest) > 1:
-            moved += [rest.pop(0), rest.pop(0)]
-        elif rest[0].startswith(tuple(f"{one}=" for one in SHARED)):
-            moved.append(rest.pop(0))
-        elif rest[0].startswith("-"):
-            return [*path, *rest]  # such as --help, which is not about a command with shared options
+    remaining = list(words)
+    while remaining and not (path and (len(path) == 2 or path[0] not in CHAPTERS or not CHAPTERS[path[0]].is_group)):
+        if remaining[0] in SHARED and len(remaining) > 1:
+            moved += [remaining.pop(0), remaining.pop(0)]
+        elif remaining[0].startswith(tuple(f"{option}=" for option in SHARED)):
+            moved.append(remaining.pop(0))
+        elif remaining[0].startswith("-"):
+            return [*path, *remaining]  # such as --help, which is not about a command with shared options
         else:
-            path.append(rest.pop(0))
-    return [*path, *moved, *rest]
+            path.append(remaining.pop(0))
+    return [*path, *moved, *remaining]
 
 
 def _not_loaded() -> None:

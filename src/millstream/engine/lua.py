@@ -240,7 +240,7 @@ class _Sandbox:
         if isinstance(reply, Status):
             return self._runtime.table_from({b"ok": bytes(reply)})
         if isinstance(reply, list):
-            return self._runtime.table_from([self.to_lua(one) for one in reply])
+            return self._runtime.table_from([self.to_lua(item) for item in reply])
         if isinstance(reply, float):
             return repr(reply).encode()
         return bytes(reply) if isinstance(reply, bytes) else reply
@@ -267,10 +267,10 @@ class _Sandbox:
             raise ErrorReply(_error_text(table))
         if isinstance(status, bytes):
             return Status(status)
-        found: list[Any] = []
-        while (one := table[len(found) + 1]) is not None:
-            found.append(self.to_reply(one, depth + 1))
-        return found
+        items: list[Any] = []
+        while (item := table[len(items) + 1]) is not None:
+            items.append(self.to_reply(item, depth + 1))
+        return items
 
 
 def _word(value: Any) -> bytes:
@@ -289,8 +289,8 @@ def _error_text(error: Any) -> str:
     text = error[b"err"] if hasattr(error, "__getitem__") or not isinstance(error, int | float | bool) else None
     if not isinstance(text, bytes):
         return "ERR the script ended with an error that is no text"
-    shown = _one_line(text.decode("utf-8", "surrogateescape").removeprefix("-"))
-    return shown if " " in shown else f"ERR {shown}"
+    message = _one_line(text.decode("utf-8", "surrogateescape").removeprefix("-"))
+    return message if " " in message else f"ERR {message}"
 
 
 def _one_line(text: str) -> str:

@@ -408,11 +408,11 @@ class TopicQueue:
             size = self._bytes
             waiting.clear()
         while waiting and waiting[0].store is store:
-            _, some, weight, _ = waiting[0]
-            if rows and (len(rows) + len(some) > limit or size + weight > self._max_batch_bytes):
+            _, request_rows, weight, _ = waiting[0]
+            if rows and (len(rows) + len(request_rows) > limit or size + weight > self._max_batch_bytes):
                 break
             calls.append(waiting.popleft())
-            rows += some
+            rows += request_rows
             size += weight
         self._rows -= len(rows)
         self._bytes -= size

@@ -119,8 +119,8 @@ def sink_layout(fields: Mapping[bytes, bytes] | None) -> SinkLayout | None:
     if b"event" in fields and b"id" in fields:
         # The sink always writes this header first. Another producer's field ``headers`` has another beginning.
         is_ours = fields.get(b"headers", b"").startswith(b'{"content-type":"')
-        others = [name for name in fields if name not in _NATIVE_FIELDS and not name.startswith(_MARKS)]
-        return "native" if is_ours and not others else None
+        other_fields = [name for name in fields if name not in _NATIVE_FIELDS and not name.startswith(_MARKS)]
+        return "native" if is_ours and not other_fields else None
     if b"value" in fields and b"id" in fields:
         names = [name for name in fields if not name.startswith(_MARKS)]
         is_document = fields[b"value"].startswith((b"{", b"null"))

@@ -113,7 +113,7 @@ def kept_streams(routes: Sequence[Route]) -> dict[str, KeptStream]:
     """The streams with a policy. Raises ContradictingPolicies, also for an explicit ``keep=None`` and for a handler
     without a group whose entries another handler's ``delete_acked`` would delete."""
     dead_letters = {route.options["dlq"] for route in routes if route.options.get("dlq")}
-    kept: dict[str, KeptStream] = {}
+    streams: dict[str, KeptStream] = {}
     stated: dict[str, tuple[str, str]] = {}
     for route in routes:
         policy = policy_of(route.options)
@@ -128,17 +128,17 @@ def kept_streams(routes: Sequence[Route]) -> dict[str, KeptStream]:
             if first[1] != statement[1]:
                 raise ContradictingPolicies(stream, first, statement)
             if policy is not None:
-                kept.setdefault(stream, KeptStream(stream, policy, route.place))
+                streams.setdefault(stream, KeptStream(stream, policy, route.place))
     for route in routes:
         for stream in streams_of(route):
-            if (known := kept.get(stream)) is None:
+            if (known := streams.get(stream)) is None:
                 continue
             if route.group is not None:
                 known.groups.append(route.group)
             elif known.policy.delete_acked:
                 broadcast = (route.place, "reads without a group, so nothing says what it has read")
                 raise ContradictingPolicies(stream, (known.place, str(known.policy)), broadcast)
-    return kept
+    return streams
 
 
 class Housekeeper:

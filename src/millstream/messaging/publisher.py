@@ -226,8 +226,8 @@ class Publisher:
         finally:
             for stored in calls:
                 self._waiting.pop(stored, None)
-        for places, some in zip(split.values(), answers, strict=True):
-            ids.update(zip(places, some, strict=True))
+        for places, partition_ids in zip(split.values(), answers, strict=True):
+            ids.update(zip(places, partition_ids, strict=True))
         return [ids[place] for place in range(len(messages))]
 
     @property

@@ -85,8 +85,8 @@ class SubscriberSettings:
             _at_least("max_hold_ms", self.max_hold_ms, 1)
         _at_least("close_timeout_ms", self.close_timeout_ms, 0)
         if self.group is not None and self.block_ms is not None and self.block_ms > self._longest_block_ms:
-            most = f"at most {self._longest_block_ms}, a third of claim_min_idle_ms: raise that too"
-            raise InvalidArgument("block_ms", self.block_ms, most)
+            allowed = f"at most {self._longest_block_ms}, a third of claim_min_idle_ms: raise that too"
+            raise InvalidArgument("block_ms", self.block_ms, allowed)
         if self.dlq is not None and not self.dlq:
             raise InvalidArgument("dlq", self.dlq, "the name of a stream, or None for the companion key of the stream")
 

@@ -463,7 +463,7 @@ def _start_time(process: int) -> int | None:
     try:
         # After the program's name, which may contain spaces and brackets.
         fields = Path("/proc", str(process), "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-        state, *rest = fields.split()
-        return None if state in "ZX" else int(rest[18])
+        state, *fields_after_state = fields.split()
+        return None if state in "ZX" else int(fields_after_state[18])
     except (OSError, ValueError, IndexError):
         return None

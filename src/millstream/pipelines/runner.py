@@ -98,8 +98,8 @@ class Runner:
         return self
 
     def _start(self) -> None:
-        given = self._given
-        master = wanted_master(self.plans, self._master) if given is None else str(given.sparkContext.master)
+        session = self._given
+        master = wanted_master(self.plans, self._master) if session is None else str(session.sparkContext.master)
         if not self._standby:
             for lease in self._leases.values():
                 lease.peek()
@@ -107,7 +107,7 @@ class Runner:
         unready = check_before(self.plans, once=self._once, master=master)
         self._say(f"starting Spark on {master}; this takes some seconds ...")
         began = time.monotonic()
-        self._session = given or start_session(self.plans, self._master, log=self._spark_log)
+        self._session = session or start_session(self.plans, self._master, log=self._spark_log)
         check_stores(self.plans, master)
         check_sql(self.plans, SqlParser(self._session._jvm))
         self._say(f"Spark runs after {time.monotonic() - began:.1f} s; waiting for the first batch ...")

@@ -59,12 +59,12 @@ _JAVA_STARTS_S: Final = 60.0
 
 def wanted_master(plans: Sequence[PipelinePlan], master: str | None = None) -> str:
     """Where Spark runs: as the command line says, else the first file that does, else the environment, else here."""
-    given = [made.pipeline.spec.spark for made in plans]
+    specs = [made.pipeline.spec.spark for made in plans]
     return (
         master
-        or next((one.master for one in given if one.master), None)
+        or next((spec.master for spec in specs if spec.master), None)
         or os.environ.get("MILLSTREAM_SPARK_MASTER")
-        or next((one.conf["spark.master"] for one in given if "spark.master" in one.conf), None)
+        or next((spec.conf["spark.master"] for spec in specs if "spark.master" in spec.conf), None)
         or "local[*]"
     )
 
@@ -84,11 +84,11 @@ def start_session(plans: Sequence[PipelinePlan], master: str | None = None, *, l
     except (PySparkException, Py4JError) as error:
         thrown = getattr(error, "java_exception", None)
         why = str(thrown.toString()).splitlines()[0] if thrown is not None else short(error, 300)
-        said = _said_since(before, log)
+        output = _said_since(before, log)
         if "JAVA_GATEWAY_EXITED" in str(error):
-            why = _last_words(said)
+            why = _last_words(output)
         elif "stopped SparkContext" in why:  # it gave up in a thread of its own: that was the reason, this came of it
-            why = first_trouble(said) or why
+            why = first_trouble(output) or why
         raise SparkNotStarted(why, str(log) if log else None) from error
 
 
@@ -168,34 +168,34 @@ def kill_java() -> None:
             process.kill()
 
 
-def _said_since(place: int, log: Path | None, most: int = 1 << 20) -> str:
+def _said_since(place: int, log: Path | None, limit: int = 1 << 20) -> str:
     """What this start wrote into a log that may hold others before it."""
     if log is None:
         return ""
     with log.open("rb") as file:
         file.seek(place)
-        return file.read(most).decode(errors="replace")
+        return file.read(limit).decode(errors="replace")
 
 
 _LOGGED: Final = re.compile(r"\S+ [\d:]+ (WARN|ERROR) [\w$.]+: (.*)")
 _CAUSE: Final = re.compile(r"Caused by: (?:[\w$]+\.)+[\w$]+: (.*)")
 
 
-def first_trouble(said: str) -> str | None:
+def first_trouble(output: str) -> str | None:
     """The first line of Spark's log that comes with an exception, and the cause under it; else its first error."""
-    lines = said.splitlines()
-    logged = [(at, found) for at, line in enumerate(lines) if (found := _LOGGED.fullmatch(line))]
+    lines = output.splitlines()
+    logged = [(at, match) for at, line in enumerate(lines) if (match := _LOGGED.fullmatch(line))]
     ends = [*(at for at, _ in logged), len(lines)][1:]
-    for (at, found), end in zip(logged, ends, strict=True):
+    for (at, match), end in zip(logged, ends, strict=True):
         causes = [cause[1] for line in lines[at + 1 : end] if (cause := _CAUSE.fullmatch(line))]
         if causes:
-            return f"{found[2]}: {causes[-1]}"[:300]
-    return next((found[2][:300] for _, found in logged if found[1] == "ERROR"), None)
+            return f"{match[2]}: {causes[-1]}"[:300]
+    return next((match[2][:300] for _, match in logged if match[1] == "ERROR"), None)
 
 
-def _last_words(said: str) -> str:
+def _last_words(output: str) -> str:
     """Of a Java that ended: its error and the line behind it, or else the last that it said."""
-    lines = said.splitlines()[-200:]
+    lines = output.splitlines()[-200:]
     spoken = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("at ")]
     wrong = re.compile(r"\berror\b|exception|cannot|could not", re.IGNORECASE)
     first = next((at for at, line in enumerate(spoken) if wrong.search(line)), len(spoken) - 1)
@@ -241,8 +241,8 @@ class SqlParser:
         try:
             parse(text)
         except (Py4JJavaError, PySparkException) as error:  # the second where a session translates errors
-            said = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
-            return next((line for line in said.splitlines() if line.strip()), type(error).__name__)
+            message = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+            return next((line for line in message.splitlines() if line.strip()), type(error).__name__)
         return None
 
 
@@ -438,10 +438,10 @@ def java_problem(*, trust_release_file: bool = False) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{java} does not start ({error}), and Spark needs it. {remedy}"
     lines = [line.strip() for line in (asked.stderr + asked.stdout).splitlines() if not line.startswith("Picked up ")]
-    said = next(filter(None, lines), "no word")
+    output = next(filter(None, lines), "no word")
     version = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
     if asked.returncode or version is None:
-        return f"{java} does not start (exit code {asked.returncode}: {said[:200]}), and Spark needs it. {remedy}"
+        return f"{java} does not start (exit code {asked.returncode}: {output[:200]}), and Spark needs it. {remedy}"
     if int(version[1]) < OLDEST_JAVA:
         return f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is {version[1]}. {remedy}"
     return None

@@ -285,9 +285,9 @@ class RedisTransport:
         self._closed = True
         if os.getpid() != self._pid:
             return
-        here = asyncio.get_running_loop()
+        current_loop = asyncio.get_running_loop()
         for connections in list(self._by_loop.values()):
-            if connections.loop is here:
+            if connections.loop is current_loop:
                 connections.close()
             elif not connections.loop.is_closed():
                 connections.loop.call_soon_threadsafe(connections.close)

@@ -150,9 +150,11 @@ class Claims:
         an entry, its delivery count differs and this is refused."""
         for delivery in deliveries:
             times = delivery.times_delivered or 1
-            left = 0 if not delivery.times_delivered else max(0, times - not_started)
+            new_count = 0 if not delivery.times_delivered else max(0, times - not_started)
             try:
-                settled = await topic.run(settle.return_unstarted, [delivery.id], times_delivered=times, leaving=left)
+                settled = await topic.run(
+                    settle.return_unstarted, [delivery.id], times_delivered=times, leaving=new_count
+                )
             except BrokerClosed:
                 raise
             except MillstreamError as error:  # then it can be claimed after claim_min_idle_ms

@@ -605,9 +605,9 @@ class InFlight:
     def _dequeue(self) -> None:
         """Removes released records from every queue of entries that may start."""
         if any(message._state is not READY for message in self._ready):
-            kept = [message for message in self._ready if message._state is READY]
+            ready = [message for message in self._ready if message._state is READY]
             self._ready.clear()
-            self._ready.extend(kept)
+            self._ready.extend(ready)
         for index, state in ((self._unverified, UNVERIFIED), (self._claimed_queue, CLAIMED)):
             for entry_id in [entry_id for entry_id, message in index.items() if message._state is not state]:
                 del index[entry_id]

@@ -267,14 +267,14 @@ class Settler:
                 for acks in scripts
             ],
         )
-        for acks, left in zip(scripts, replies, strict=True):
-            failed = isinstance(left, MillstreamError)
-            if failed and not left.retryable:
+        for acks, rejected in zip(scripts, replies, strict=True):
+            failed = isinstance(rejected, MillstreamError)
+            if failed and not rejected.retryable:
                 continue  # no permission for one of the streams: which one?
             for position, (topic, _, ids) in enumerate(acks):
                 if failed:
-                    self._begin(topic, self._repeat(topic, self._ack, to_ack.pop(topic), left))
-                elif position not in left:
+                    self._begin(topic, self._repeat(topic, self._ack, to_ack.pop(topic), rejected))
+                elif position not in rejected:
                     messages = to_ack.pop(topic)
                     topic.emit("messaging.acked", entries=len(ids))
                     self.release(topic, ids)
@@ -509,7 +509,9 @@ class Settler:
             self.release(topic, ids, refused=answer.refused)
             if tracing.active is not None:
                 gone = {*answer.refused, *answer.gone}
-                delayed = [each for each in messages if each.times_delivered == times and each.id not in gone]
+                delayed = [
+                    message for message in messages if message.times_delivered == times and message.id not in gone
+                ]
                 tracing.active.retried(topic.name, topic.group, delayed, began_s)
         self._retry_in(topic, delay_ms)
 
@@ -569,7 +571,7 @@ class Settler:
 
 
 def _trace_acks(topic: Topic, messages: Sequence[Message], answers: Sequence[Settled], began_s: float) -> None:
-    refused = {each for answer in answers for each in answer.refused}
+    refused = {entry_id for answer in answers for entry_id in answer.refused}
     if tracing.active is not None:
         acked = [message for message in messages if message.id not in refused] if refused else messages
         tracing.active.acked(topic.name, topic.group, acked, began_s)

@@ -53,9 +53,9 @@ def begins(subscription: Subscription) -> None:
 
 def ends(subscription: Subscription) -> None:
     place = (subscription.topic, subscription.group)
-    left = [other for other in _reading.pop(place, ()) if other() is not None and other() is not subscription]
-    if left:
-        _reading[place] = left
+    remaining = [other for other in _reading.pop(place, ()) if other() is not None and other() is not subscription]
+    if remaining:
+        _reading[place] = remaining
 
 
 def others_of(subscription: Subscription) -> list[Subscription]:
@@ -311,11 +311,11 @@ class Subscription:
         """Waits for messages that the user settles."""
         state = self._state
         while state.in_flight.has_unsettled():
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not shared.settles:
+            seconds_left = self._deadline - time.monotonic()
+            if seconds_left <= 0 or not shared.settles:
                 return
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(seconds_left):
                     await state.change()
             except TimeoutError:
                 pass

@@ -541,8 +541,8 @@ def conceal(failed: DataFrame, hidden: Mapping[str, Sequence[Change]], otherwise
     for name in ("stream", "key"):
         failed = failed.withColumn(name, per_row(key, "string", *map(F.col, (name, *texts, "stage"))))
     failed = failed.withColumns({name: per_row(row, "string", F.col(name), F.col("stage")) for name in texts})
-    both = [F.col(name) for name in (*(_CLEAR + name for name in ("key", *texts)), "key", *texts)]
-    marked = failed.withColumn(HASHES, per_row(_new_hashes, "string", *both))
+    texts_and_originals = [F.col(name) for name in (*(_CLEAR + name for name in ("key", *texts)), "key", *texts)]
+    marked = failed.withColumn(HASHES, per_row(_new_hashes, "string", *texts_and_originals))
     return marked.drop(*(_CLEAR + name for name in ("key", *texts)))
 
 

@@ -87,8 +87,8 @@ def restore_group(context: Context, stream: Name, group: Name, point: Id) -> Ope
 def recreated_ago_ms(context: Context, stream: Name, group: Name) -> Operation[int | None]:
     """The time since ``restore_group`` had to create the group; None if it did not within the last hour."""
     key = name_arg(stream, "stream")
-    left: int = yield Command((b"PTTL", recreated_key(key, name_arg(group, "group"))), key, repeatable=True)
-    return RECREATED_TTL_MS - left if left >= 0 else None
+    ttl_ms: int = yield Command((b"PTTL", recreated_key(key, name_arg(group, "group"))), key, repeatable=True)
+    return RECREATED_TTL_MS - ttl_ms if ttl_ms >= 0 else None
 
 
 def delete_consumer(

@@ -106,13 +106,13 @@ def retain(
     holds: dict[bytes, tuple[Any, ...]] = {}
     while True:
         reply = yield from run_script(script("retain"), keys, argv, repeatable=True, fence=fence)
-        gone, length, more, gone_hard, reports = reply
+        gone, length, has_more, gone_hard, reports = reply
         dropped += gone
         taken += gone_hard
         for group, needed, held, undelivered, unacked in reports:
             _, _, before_undelivered, before_unacked = holds.get(group, (None, 0, 0, 0))
             holds[group] = (needed, held, before_undelivered + undelivered, before_unacked + unacked)
-        if not more:
+        if not has_more:
             break
     return Retained(
         to_name(key),
@@ -173,9 +173,9 @@ def delete_acked(
     for _ in range(steps):
         argv = (cursor, b"%d" % step, *names)
         reply = yield from run_script(script("delete_acked"), keys, argv, repeatable=True, fence=fence)
-        gone, length, more, cursor = reply
+        gone, length, has_more, cursor = reply
         deleted += gone
-        if not more:
+        if not has_more:
             return AckedDeletion(deleted, length, b"")
     return AckedDeletion(deleted, length, cursor)
 
@@ -210,8 +210,8 @@ def declare(
     argv += [count_arg(lease_ms, "lease_ms")]
     argv += [name_arg(group, "groups") for group in sequence(groups, "groups", "names of groups")]
     keys = (companion_key(stream, "keep"), lease_key, key)
-    record, others, missing = yield from run_script(script("keep_declare"), keys, argv, repeatable=True)
-    names = [to_name(text) for text in others]
+    record, other_records, missing = yield from run_script(script("keep_declare"), keys, argv, repeatable=True)
+    names = [to_name(text) for text in other_records]
     return Declared(
         Fence(lease_key, record) if record else None,
         list(zip(names[::2], names[1::2], strict=True)),

@@ -112,8 +112,8 @@ def ack_streams(
     for _, times, ids in acks:
         argv += (b"%d" % times, b"%d" % len(ids), *entry_id_args(ids if len(ids) == 1 else _sorted(ids)))
     keys = [name_arg(stream, "stream") for stream, _, _ in acks]
-    left = yield from run_script(script("ack_streams"), keys, argv, repeatable=True)
-    return [index - 1 for index in left]
+    rejected = yield from run_script(script("ack_streams"), keys, argv, repeatable=True)
+    return [index - 1 for index in rejected]
 
 
 def heartbeat(
