@@ -269,7 +269,10 @@ def _retention() -> list[str]:
 def _documented(kind: type) -> list[str]:
     """Return a table of a dataclass's fields, with the docstring below each field."""
     texts = _sentences(kind)
-    rows = [f"| `{name}` | {_shown(getattr(kind(), name))} | {texts.get(name, '')} |" for name in kind.__annotations__]
+    rows = [
+        f"| `{name}` | {_default_text(getattr(kind(), name))} | {texts.get(name, '')} |"
+        for name in kind.__annotations__
+    ]
     return ["| option | default | what it is |", "|---|---|---|", *rows]
 
 
@@ -323,7 +326,7 @@ def _parameters(function: Callable[..., Any], texts: Mapping[str, str]) -> list[
     rows = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
-            default = "must be given" if parameter.default is parameter.empty else _shown(parameter.default)
+            default = "must be given" if parameter.default is parameter.empty else _default_text(parameter.default)
             text = texts[name].replace("CODECS", ", ".join(f"`{codec}`" for codec in sorted(codec_names())))
             rows.append(f"| `{name}` | {default} | {text} |")
     return ["| option | default | what it is |", "|---|---|---|", *rows]
@@ -433,7 +436,7 @@ def _default(info: FieldInfo, allowed: str) -> str:
         return f"`{_with_unit(value, _MILLISECONDS)}`"
     if type(value) is int and _SIZE in allowed:
         return f"`{_with_unit(value, _BYTES)}`"
-    return f"`{_yaml(value)}`" if isinstance(value, bool) else _shown(value)
+    return f"`{_yaml(value)}`" if isinstance(value, bool) else _default_text(value)
 
 
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
@@ -449,7 +452,7 @@ def _yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _shown(value: Any) -> str:
+def _default_text(value: Any) -> str:
     if value is None or value in ("", [], {}) or hasattr(value, "get_secret_value"):
         return ""
     if callable(value):

@@ -73,7 +73,7 @@ def test_validate_detects_sql_that_does_not_parse(tmp_path: Path, redis_url: str
     assert "Traceback" not in done.stderr
 
 
-NO_JAVA = "JAVA_HOME is /nowhere, where no bin/java is. Unset it, or let it name a Java of 17 or newer."
+NO_JAVA = "JAVA_HOME is /nowhere, which has no bin/java. Unset it, or set it to a Java 17 or newer."
 
 
 def test_run_without_java_ends_with_one_sentence_and_validate_warns(tmp_path: Path, redis_url: str) -> None:

@@ -451,7 +451,7 @@ class Planner:
             self._seen = finished.generation, snapshot.write_seen(self._storage, plan, earlier, finished.position)
 
     def _seen_by(self, start: ChangeOffset) -> list[SeenTable]:
-        """What snapshots include of the changes that follow ``start`` in the log."""
+        """The tables of snapshots that include some of the changes after ``start`` in the log."""
         if not start.generation:
             return []
         if self._seen[0] != start.generation:

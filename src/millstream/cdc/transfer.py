@@ -47,7 +47,7 @@ def pack_log(ranges: Sequence[LogRange], after: int, upto: int) -> tuple[bytes, 
     if sum(map(len, packed)) > _MAX_PACKED_BYTES:
         raise SourceRefused(
             f"one transaction has {sum(map(len, packed)):,} bytes after compression, and a partition can have "
-            f"{_MAX_PACKED_BYTES:,}. Run the pipeline with a local master until the transaction is behind it."
+            f"{_MAX_PACKED_BYTES:,}. Run the pipeline with a local master until this transaction is processed."
         )
     return packed
 

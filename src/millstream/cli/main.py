@@ -102,7 +102,7 @@ def build(words: list[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    def tell_version(wanted: bool) -> None:
+    def print_version(wanted: bool) -> None:
         if wanted:
             typer.echo(__version__)
             raise typer.Exit
@@ -110,7 +110,7 @@ def build(words: list[str]) -> typer.Typer:
     @app.callback()
     def millstream(
         version: bool = typer.Option(
-            False, "--version", help="Print the version and exit.", is_eager=True, callback=tell_version
+            False, "--version", help="Print the version and exit.", is_eager=True, callback=print_version
         ),
     ) -> None:
         pass
@@ -134,7 +134,7 @@ SHARED = ("--url", "--output", "-o")
 """Options with a value that nearly every command accepts, and that users may type before the command."""
 
 
-def behind_the_command(words: list[str]) -> list[str]:
+def shared_options_last(words: list[str]) -> list[str]:
     """The same arguments with the shared options after the command: ``--url X streams ls`` is ``streams ls --url X``.
 
     An option after the command overrides it. A command that does not accept the option reports that itself.
@@ -178,7 +178,7 @@ def _replace_closed_streams() -> None:
 
 def main() -> None:
     _replace_closed_streams()
-    words = behind_the_command(sys.argv[1:])
+    words = shared_options_last(sys.argv[1:])
     try:
         command_line = build(words)
         if not _handles_signals(words):
@@ -199,7 +199,8 @@ def main() -> None:
 
 
 def _handles_signals(words: list[str]) -> bool:
-    """Whether the command installs signal handlers before it does anything that an end at once would leave undone."""
+    """Whether the command installs signal handlers before it starts work that an immediate exit would leave
+    incomplete."""
     return words[:1] in (["run"], ["serve"], ["dashboard"]) or words[:2] == ["pipeline", "run"]
 
 

@@ -275,10 +275,9 @@ class Collector:
                 done.set_result(result)
 
     def _failure_for_each(self, failure: Exception, messages: Sequence[Message]) -> Exception:
-        """What the failure of a batch means for each of its messages.
-
-        It does not say which message caused it. So no message is dead-lettered for it, and it counts as a delivery of
-        none: each is redelivered and handled alone, and then the outcome is its own.
+        """Converts the failure of a batch to the error of each of its messages. It is unknown which message caused the
+        failure. So no message is dead-lettered, and no delivery is counted: each message is redelivered and then
+        handled alone.
         """
         if len(messages) == 1 or (isinstance(failure, RetryLater) and not failure.charged):
             return failure

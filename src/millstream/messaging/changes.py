@@ -76,7 +76,7 @@ class ChangeEvent(Generic[Row]):
     """``c`` create, ``u`` update, ``d`` delete, ``r`` a row of a snapshot, ``t`` truncate: all rows of the table."""
     before: Row | None = None
     """The complete old row of an update or a delete. None where the database did not log it: PostgreSQL logs old rows
-    of tables with REPLICA IDENTITY FULL alone."""
+    only of tables with REPLICA IDENTITY FULL."""
     after: Row | None = None
     """The new row of a create, an update, or a snapshot."""
     source: ChangeSource = field(default_factory=ChangeSource)

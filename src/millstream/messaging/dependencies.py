@@ -1,4 +1,5 @@
-"""Reads the dependencies of a handler from its signature. A mistake raises at registration, and not at a message.
+"""Reads the dependencies of a handler from its signature. A mistake raises an error when the handler is registered, not
+when a message arrives.
 
 Pure: a signature goes in, a plan of calls comes out. ``calls.py`` runs the plan.
 """
@@ -77,8 +78,8 @@ def plan_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
 
 
 def plan_topic_handler(function: Callable[..., Any]) -> tuple[type | None, Plan] | None:
-    """The same for a handler of a topic, which may also take only the message; then no plan is needed, and the result
-    is None."""
+    """As ``plan_handler``, for a handler of a topic, which may also take only the message; then the result is None,
+    because no plan is needed."""
     parameters = [
         (parameter, annotation)
         for parameter, annotation, dependency in _parameters(function, refuse=False)

@@ -102,7 +102,7 @@ class KeptStream:
     may_delete: bool = False
     """Whether this worker holds the lease, and nothing forbids deletion."""
     logged: set[str] = field(default_factory=set)
-    """What the log has said already, until it is no longer true."""
+    """Conditions that were logged already; each is removed when it ends."""
 
 
 def streams_of(route: Route) -> list[str]:
@@ -181,10 +181,10 @@ class Housekeeper:
                 now = monotonic_ms()
                 if self._kept and now >= declare_at:
                     declare_at = now + self._declare_ms
-                    await self._each(self._declare)
+                    await self._for_each_stream(self._declare)
                     delete_at = monotonic_ms() + self._delete_ms
                 elif self._kept and now >= delete_at:
-                    await self._each(self._delete)
+                    await self._for_each_stream(self._delete)
                     delete_at = monotonic_ms() + self._delete_ms
                 elif now >= sizes_at:
                     await self._check_others()
@@ -199,7 +199,7 @@ class Housekeeper:
                     for name in self._kept:
                         await self._broker.run(retention.withdraw, name, self._worker)
 
-    async def _each(self, step: Any) -> None:
+    async def _for_each_stream(self, step: Any) -> None:
         """One step for every stream. A stream that fails costs the others nothing, nor does a node of a Cluster."""
         node_of = self._broker.context.node_of
         nodes: dict[Any, list[KeptStream]] = {}

@@ -208,7 +208,8 @@ class Router:
         middleware: Sequence[Middleware] = (),
         **options: Unpack[SubscriberOptions],
     ) -> Route:
-        """The same for one topic, without a decorator. ``gate``: the priority queue that topics with weights share."""
+        """Registers ``function`` for one topic without a decorator; options as of ``on``. ``gate``: the priority queue
+        that topics with weights share."""
         self._refuse_changes()
         if group is None and group_start is not None:
             raise HandlerRefused(
@@ -240,7 +241,7 @@ class Router:
         self._refuse_changes()
         for function in middleware:
             if not callable(function):
-                raise InvalidArgument("middleware", function, "what a maker returned, such as retry()")
+                raise InvalidArgument("middleware", function, "the result of a middleware function, such as retry()")
         self._middleware += middleware
 
     def include(self, *others: HasRoutes) -> None:

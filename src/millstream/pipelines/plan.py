@@ -274,7 +274,7 @@ def apply(
 
 
 def _applied(placed: Placed, events: DataFrame, stage: ProcessorStage) -> DataFrame:
-    """What Spark refuses here is the query itself: a column that is not there, a word that is no SQL."""
+    """Applies a processor. An error of Spark here is an error of the query: an unknown column, or invalid SQL."""
     from pyspark.errors import PySparkException
 
     try:

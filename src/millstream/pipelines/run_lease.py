@@ -103,7 +103,7 @@ class Holder:
             return False
         return _start_time(self.process) != self.began
 
-    def shown(self) -> dict[str, Any]:
+    def to_status(self) -> dict[str, Any]:
         return {"host": self.host, "process": self.process, "since": self.since}
 
 

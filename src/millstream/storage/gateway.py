@@ -41,7 +41,9 @@ def _open(file: str) -> Any:
     try:
         connection = json.loads(Path(file).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise StorageUnavailable(file, "the pipeline's process has ended, and with it the way to the store") from error
+        raise StorageUnavailable(
+            file, "the pipeline's process has ended, and the store is reached through it"
+        ) from error
     parameters = GatewayParameters(
         address=connection["address"], port=connection["port"], auth_token=connection["token"], auto_convert=True
     )

@@ -125,7 +125,7 @@ class HadoopStorage(Storage):
             fs.fetch(self.uri(name), target)
 
     def persist(self, name: str) -> None:
-        """Nothing: a file is replicated, or stored in the object store, when its writer has closed it."""
+        """Does nothing: a file is replicated, or stored in the object store, when its writer has closed it."""
 
     def make(self) -> None:
         with self._client.use(self.location) as fs:

@@ -221,7 +221,7 @@ def test_source_directory_must_not_be_open(tmp_path, redis_server):
 
 
 def test_several_databases_need_a_target_url_without_database(source, redis_server):
-    with pytest.raises(InvalidArgument, match=r"databases \[0, 7\] are in use"):
+    with pytest.raises(InvalidArgument, match=r"the source uses databases \[0, 7\]"):
         migrate(source[0], f"{redis_server.url}/3")
 
 

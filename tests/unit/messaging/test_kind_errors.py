@@ -29,7 +29,7 @@ async def test_values_that_are_not_messages_are_not_published(given: Any, option
 
 async def test_metadata_are_texts() -> None:
     async with open_broker(f"local://{uuid4().hex}") as broker, Publisher(broker) as publisher:
-        with pytest.raises(InvalidArgument, match=r"metadata: \{'attempt': 3\} .* texts alone, such as"):
+        with pytest.raises(InvalidArgument, match=r"metadata: \{'attempt': 3\} .* only texts, such as"):
             await publisher.publish("orders", Message(b"1", {"attempt": 3}))  # type: ignore[dict-item]
         assert await broker.xlen("orders") == 0
 

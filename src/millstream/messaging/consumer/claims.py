@@ -49,7 +49,7 @@ class Claims:
         """Topics that could claim nothing the last time because the process was full: they come first."""
 
     def forget(self, topic: Topic) -> None:
-        """The topic is removed."""
+        """Removes what is stored about the topic."""
         self._starved.discard(topic)
 
     def in_progress(self, topic: Topic) -> bool:

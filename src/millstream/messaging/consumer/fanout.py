@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 FAILED = Backoff(initial_ms=50, max_ms=1_000)
 REPLACED_CHECK_MS = 2_000
-"""Between two checks of an idle stream for smaller ids than those that were read."""
+"""Interval between two checks whether an idle stream has smaller ids than those that were read."""
 MAX_REMEMBERED_IDS = 1_000
 """Ids of the last entries read: where to go on in a stream that lost its end in a failover."""
 

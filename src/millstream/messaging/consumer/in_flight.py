@@ -53,7 +53,8 @@ class State(Enum):
     DELAYED = "a retry that waits in this process, because later messages of its key wait behind it"
     RELEASED = "no longer in flight"
 
-    # Members are compared by identity everywhere. The hash of Enum is a Python function: four times slower.
+    # States are compared by identity everywhere, so ``object.__hash__`` is enough. Enum's own hash is a Python function
+    # and four times slower.
     __hash__ = object.__hash__
 
 
@@ -376,8 +377,8 @@ class InFlight:
         self.process.grew(count, size)
 
     def refresh_delivery(self, entry_id: EntryId, times: int, valid_until: float) -> bool:
-        """An entry was delivered to this process again. True if it is in flight: no second handler starts here, and
-        with the new delivery count the acknowledgement of the first one is accepted.
+        """Called when an entry was delivered to this process again. True if it is in flight: then no second handler
+        starts, and the new delivery count lets the broker accept the acknowledgement of the first one.
 
         A reply that was requested before the last known confirmation changes nothing: on a Cluster a reply may arrive
         late, and the delivery may have been counted meanwhile.

@@ -87,7 +87,7 @@ class OutputStore:
                 failed = await self._write_and_acknowledge(topic, outputs, portion) or failed
             elif error := await self._store_in_one_step(topic, outputs, portion):
                 failed = error
-                for message in portion if len(portion) > 1 else ():  # refused as a whole: which message is the cause?
+                for message in portion if len(portion) > 1 else ():  # stored one by one, to find the refused message
                     await self._store_in_one_step(topic, outputs, [message])
         if failed is not None:
             raise failed

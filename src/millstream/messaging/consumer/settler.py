@@ -270,7 +270,7 @@ class Settler:
         for acks, rejected in zip(scripts, replies, strict=True):
             failed = isinstance(rejected, MillstreamError)
             if failed and not rejected.retryable:
-                continue  # no permission for one of the streams: which one?
+                continue  # acknowledged one by one, to find the stream without permission
             for position, (topic, _, ids) in enumerate(acks):
                 if failed:
                     self._begin(topic, self._repeat(topic, self._ack, to_ack.pop(topic), rejected))
@@ -344,7 +344,7 @@ class Settler:
                 await topic.change()
 
     def stop(self, topic: Topic) -> None:
-        """The topic is removed. Outcomes that are not applied are dropped."""
+        """Removes the topic. Outcomes that are not applied are dropped."""
         self._dirty.pop(topic, None)
         outbox = self._outboxes.pop(topic, None)
         for task in () if outbox is None else outbox.tasks:
@@ -551,7 +551,7 @@ class Settler:
     # --- retries inside the process, for keys in order ----------------------------------------------------------------
 
     def _delay_here(self, topic: Topic, message: Message, delay_ms: int, *, charged: bool) -> None:
-        """The message stays in flight, with heartbeats, so that its key waits for it."""
+        """Keeps the message in flight, with heartbeats, so that later messages of its key wait for it."""
         if not topic.in_flight.delay(message, counted=charged):
             self.release(topic, ())  # another consumer has it: later messages of its key may start
             return

@@ -43,7 +43,8 @@ LAST_REPLY_S = 1.0
 
 
 _reading: dict[tuple[str, str | None], list[ref[Subscription]]] = {}
-"""By topic and group: there may be thousands. Weak: a subscription that was collected reads nothing."""
+"""The subscriptions that read now, by topic and group, because there may be thousands. Weak references, because a
+subscription that was collected reads nothing."""
 os.register_at_fork(after_in_child=_reading.clear)  # what the parent reads, this process does not
 
 
@@ -101,7 +102,7 @@ class Subscription:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def begin(self, consumer: str) -> None:
-        """It reads from now on, in this event loop, as this consumer."""
+        """Starts reading in this event loop, under this consumer name."""
         self.consumer = self._state.consumer = consumer
         self._loop = asyncio.get_running_loop()
 
@@ -125,7 +126,7 @@ class Subscription:
         self._shared.settler.settle(self._state, message, outcome)
 
     def look_again(self) -> None:
-        """Entries may be pending for this consumer that no read returned."""
+        """Recovers entries that are pending for this consumer and that no read returned."""
         if self._shared is not None and not self._closing:
             self._shared.reader.look_again(self._state)
 

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.events import fail_where, per_row
-from millstream.pipelines.json_text import Number, same, shown
+from millstream.pipelines.json_text import Number, same, template_text
 from millstream.pipelines.processors.processor import Fields, Processor, ProcessorStage
 from millstream.pipelines.spec.part import NonEmpty, Part, TemplateText
 from millstream.pipelines.templates import EventValues, Reference, Template, TemplateError
@@ -119,10 +119,10 @@ class Predicate(Part):
         if test in ("exists", "not_exists"):
             return lambda event: bool(values(event)) == (test == "exists")
         if test == "contains":
-            return lambda event: any(expected in shown(value) for value in values(event))
+            return lambda event: any(expected in template_text(value) for value in values(event))
         if test == "regex":
             search = re.compile(expected).search
-            return lambda event: any(search(shown(value)) for value in values(event))
+            return lambda event: any(search(template_text(value)) for value in values(event))
         if test in ("eq", "ne", "in_", "not_in"):
             operands = [_json_value(item) for item in (expected if isinstance(expected, list) else [expected])]
             must_match = test in ("eq", "in_")

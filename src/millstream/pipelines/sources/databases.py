@@ -99,7 +99,9 @@ class DatabaseConfig(SourceConfig):
     def _no_comma(self) -> DatabaseConfig:
         for name in (*self.tables, *self.exclude):
             if "," in name:
-                raise PydanticCustomError("tables", "a name with a comma cannot be given; a glob can: ? stands for it")
+                raise PydanticCustomError(
+                    "tables", "a table name cannot contain a comma here; write a glob with ? in its place"
+                )
         return self
 
 

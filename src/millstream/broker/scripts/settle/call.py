@@ -103,8 +103,9 @@ def ack_held(
 def ack_streams(
     context: Context, group: Name, consumer: Name, acks: Sequence[tuple[Name, int, Sequence[EntryId]]]
 ) -> Operation[list[int]]:
-    """Acknowledges entries of several streams, each given with the delivery count of its entries: of each stream all of
-    them or none. Returns the positions of the streams of which none was acknowledged: ``ack_held`` reports why.
+    """Acknowledges entries of several streams. ``acks``: for each stream its name, the delivery count of the entries,
+    and their ids. Of each stream either all entries are acknowledged or none. Returns the indexes in ``acks`` of the
+    streams without an acknowledgement; ``ack_held`` reports why.
 
     Atomic and idempotent. For streams without a fence that share a slot (without a Cluster all of them).
     """
