@@ -153,15 +153,15 @@ def worker_killed(asked: dict[str, Any]) -> None:
         import psutil
 
         while not done.wait(chance.uniform(0.3, 0.8)) and len(kills) < 3:
-            found: list[psutil.Process] = []
+            result: list[psutil.Process] = []
             for process in psutil.Process().children(recursive=True):
                 try:
                     if "pyspark.worker" in " ".join(process.cmdline()):
-                        found += process.children()
+                        result += process.children()
                 except psutil.Error:
                     continue  # it has ended, but its parent has not waited for it yet: only the others count
-            if found:
-                victim = chance.choice(found)
+            if result:
+                victim = chance.choice(result)
                 os.kill(victim.pid, signal.SIGKILL)
                 kills.append(victim.pid)
 

@@ -105,17 +105,17 @@ class Ledger:
     def check(self, ask) -> None:
         for stream, values in self.added.items():
             entries = ask(b"XRANGE", stream, b"-", b"+")
-            found = [fields[1] for _, fields in entries]
-            stored = set(found)
+            result = [fields[1] for _, fields in entries]
+            stored = set(result)
             missing = [value for value in values if value not in stored]
             assert not missing, f"{len(missing)} answered entries are lost, the first is {missing[0]!r}"
-            assert len(found) == len(stored), "an entry is there twice"
+            assert len(result) == len(stored), "an entry is there twice"
             answered = set(values)
-            assert [value for value in found if value in answered] == values, (
+            assert [value for value in result if value in answered] == values, (
                 "the order of answers is not the order stored"
             )
             self.unanswered += len(stored - answered)
-            self.added[stream] = found
+            self.added[stream] = result
             assert [entry[0] for entry in entries] == sorted((entry[0] for entry in entries), key=_number)
             assert ask(b"XLEN", stream) == len(entries)
             first, second = (int(ask(b"GET", name + stream) or 0) for name in (b"a", b"b"))

@@ -88,9 +88,9 @@ def balance(url: str, count: int = ROWS) -> tuple[int, int]:
     ledger.sending(*range(count))
     ledger.confirmed(*range(count))
     with open_blocking_broker(url) as broker:
-        found = ledger.balance(int(entry.fields[b"event"]) for entry in broker.xrange("out"))
-    assert not found.invented
-    return len(found.lost), sum(found.duplicated.values()) - len(found.duplicated)
+        stored = ledger.balance(int(entry.fields[b"event"]) for entry in broker.xrange("out"))
+    assert not stored.invented
+    return len(stored.lost), sum(stored.duplicated.values()) - len(stored.duplicated)
 
 
 def length(url: str) -> int:
@@ -173,18 +173,18 @@ def with_fault(drivers: Any, url: str, fault: str, **sink: str) -> tuple[str, tu
     if fault == "rivals":
         rival = drivers(fault, **asked, hangs=True)
         drivers(fault, **asked, hangs=False).finish()
-        said = rival.finish()
+        output = rival.finish()
     else:
-        said = drivers(fault, **asked).finish()
-    return said, balance(url, 20_000)
+        output = drivers(fault, **asked).finish()
+    return output, balance(url, 20_000)
 
 
 @pytest.mark.parametrize("fault", ["flaky", pytest.param("rivals", marks=pytest.mark.at_length), "worker_killed"])
 def test_tasks_that_die_hang_or_are_repeated_add_each_row_once(fault: str, redis_url, drivers):
-    said, found = with_fault(drivers, redis_url, fault, txnAppId="job", txnVersion="1")
-    assert found == (0, 0), f"(lost, doubled), SEED={SEED}"
+    output, result = with_fault(drivers, redis_url, fault, txnAppId="job", txnVersion="1")
+    assert result == (0, 0), f"(lost, doubled), SEED={SEED}"
     if fault == "worker_killed":
-        assert "killed 0" not in said
+        assert "killed 0" not in output
 
 
 @planted

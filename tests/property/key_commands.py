@@ -45,11 +45,11 @@ def words(*parts: Any) -> st.SearchStrategy[Words]:
     return st.tuples(*(st.just(part) if isinstance(part, bytes) else part for part in parts)).map(flatten)
 
 
-def some(one: st.SearchStrategy[Any], least: int = 0, most: int = 3) -> st.SearchStrategy[list[bytes]]:
+def some(first: st.SearchStrategy[Any], least: int = 0, most: int = 3) -> st.SearchStrategy[list[bytes]]:
     def flatten(values: list[Any]) -> list[bytes]:
         return [word for value in values for word in ([value] if isinstance(value, bytes) else value)]
 
-    return st.lists(one, min_size=least, max_size=most).map(flatten)
+    return st.lists(first, min_size=least, max_size=most).map(flatten)
 
 
 def pick(*names: bytes) -> st.SearchStrategy[bytes]:

@@ -67,7 +67,7 @@ def without_unkept(reply: Any) -> Any:
         pairs = zip(reply[::2], reply[1::2], strict=True)
         return {name: without_unkept(value) for name, value in pairs if name not in UNKEPT}
     if isinstance(reply, list):
-        return [without_unkept(one) for one in reply]
+        return [without_unkept(item) for item in reply]
     return reply
 
 

@@ -99,8 +99,8 @@ def in_order(words: Words, received: list[Any]) -> tuple[list[Any], list[Any]]:
     """Replies and pushes apart: a connection's own pushes may overtake the reply or follow it."""
     name = words[0].upper()
     return (
-        [comparable(name, one) for one in received if not isinstance(one, Push)],
-        [comparable(b"", one) for one in received if isinstance(one, Push)],
+        [comparable(name, item) for item in received if not isinstance(item, Push)],
+        [comparable(b"", item) for item in received if isinstance(item, Push)],
     )
 
 

@@ -98,7 +98,7 @@ async def test_confirmed_writes_survive_every_restart(slow_to_load: tuple[RedisP
             try:
                 for _ in range(KILLS):
                     before = len(confirmed)
-                    await eventually(lambda most=before + 200: len(confirmed) > most, what="publishes before a kill")
+                    await eventually(lambda limit=before + 200: len(confirmed) > limit, what="publishes before a kill")
                     async with restarting(server):
                         pass
                 before = len(confirmed)

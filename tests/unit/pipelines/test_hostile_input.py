@@ -94,9 +94,9 @@ def test_json_is_written_as_it_was_read(text: str) -> None:
         return
     assert canonical(parse(write(value))) == canonical(value)
     assert write(value).encode()
-    for one in members(text).values() if isinstance(value, dict) else ():
-        if one.value is not None:  # a null is no value of a key
-            assert canonical(parse(as_json(distinct_text(one.value)))) == canonical(one.value)
+    for item in members(text).values() if isinstance(value, dict) else ():
+        if item.value is not None:  # a null is no value of a key
+            assert canonical(parse(as_json(distinct_text(item.value)))) == canonical(item.value)
 
 
 def _row(text: str) -> Any:

@@ -33,9 +33,9 @@ def test_missing_java_is_reported() -> None:
     )
 
 
-@pytest.mark.parametrize("said", [NEW, 'openjdk version "17" 2021-09-14', 'java version "25-ea" 2025-09-16'])
-def test_suitable_java_is_accepted(machine: Path, said: str) -> None:
-    install(machine / "bin" / "java", f"echo '{said}' >&2")
+@pytest.mark.parametrize("output", [NEW, 'openjdk version "17" 2021-09-14', 'java version "25-ea" 2025-09-16'])
+def test_suitable_java_is_accepted(machine: Path, output: str) -> None:
+    install(machine / "bin" / "java", f"echo '{output}' >&2")
     assert java_problem() is None
 
 
@@ -78,9 +78,9 @@ def test_the_doctor_looks_at_the_java_that_spark_would_run(machine: Path, monkey
     install(machine / "bin" / "java", f"echo '{NEW}' >&2")
     install(machine / "old" / "bin" / "java", """echo 'openjdk version "11.0.2"' >&2""")
 
-    [fine] = [one for one in examine_machine() if one.what == "Java"]
+    [fine] = [item for item in examine_machine() if item.what == "Java"]
     monkeypatch.setenv("JAVA_HOME", str(machine / "old"))
-    [old] = [one for one in examine_machine() if one.what == "Java"]
+    [old] = [item for item in examine_machine() if item.what == "Java"]
 
     assert fine.level is Severity.ok
     assert old.level is Severity.warning

@@ -82,7 +82,7 @@ def test_pipeline_without_a_port_is_shown_as_running(file: Path, tmp_path: Path)
     reported = typed("status", file, "-o", "json")
     assert json.loads(reported.stdout)["state"] == "running"
     assert f"'orders' runs in process {os.getpid()}, which has no HTTP port (--http-port 0)" in reported.stderr
-    assert [one["state"] for one in json.loads(typed("ls", file, "-o", "json").stdout)] == ["running"]
+    assert [row["state"] for row in json.loads(typed("ls", file, "-o", "json").stdout)] == ["running"]
     checkpoint.withdraw()
     reported = typed("status", file, "-o", "json")
     assert (json.loads(reported.stdout)["state"], reported.stderr) == ("not running", "")

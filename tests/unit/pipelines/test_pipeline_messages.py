@@ -53,7 +53,7 @@ def test_every_pattern_of_the_spec_has_a_description() -> None:
             return own.union(*map(patterns, schema.values()))
         return set().union(*map(patterns, schema)) if isinstance(schema, list) else set()
 
-    durations_and_sizes = {one for one in patterns(json_schema()) if "ms" in one or "[bB]" in one}
+    durations_and_sizes = {pattern for pattern in patterns(json_schema()) if "ms" in pattern or "[bB]" in pattern}
     assert patterns(json_schema()) - durations_and_sizes <= IN_WORDS.keys()
 
 

@@ -38,8 +38,8 @@ def existing_cache() -> StartCache:
 def with_archive() -> StartCache:
     cache = existing_cache()
     cache.archive.write_bytes(b"classes")
-    found = cache.archive.stat()
-    cache.archive.with_suffix(".json").write_text(json.dumps({"size": found.st_size, "mtime": int(found.st_mtime)}))
+    result = cache.archive.stat()
+    cache.archive.with_suffix(".json").write_text(json.dumps({"size": result.st_size, "mtime": int(result.st_mtime)}))
     assert cache.is_ready()
     return cache
 

@@ -108,8 +108,8 @@ def test_an_unset_variable_hides_no_other_problem_of_its_line() -> None:
 
 
 def test_two_unset_ids_are_not_one_id_twice() -> None:
-    one = '{type: redis, config: {id: "$%s", stream: out, uri: "redis://localhost"}}'
-    text = SPEC.partition("  sinks:")[0] % "" + f"  sinks: [{one % '{A}'}, {one % '{B}'}]"
+    template = '{type: redis, config: {id: "$%s", stream: out, uri: "redis://localhost"}}'
+    text = SPEC.partition("  sinks:")[0] % "" + f"  sinks: [{template % '{A}'}, {template % '{B}'}]"
     with pytest.raises(SpecRefused) as caught:
         parse_pipeline(text, environ={})
     assert [problem.path for problem in caught.value.problems] == [f"spec.sinks[{n}].config.id" for n in (0, 1)]

@@ -264,5 +264,5 @@ def test_hand_over_names_port_and_token() -> None:
     from types import SimpleNamespace
 
     parameters = SimpleNamespace(address="127.0.0.1", port=1234, auth_token="t0ken")
-    given = json.loads(hand_over(SimpleNamespace(gateway_parameters=parameters)))
-    assert given == {"address": "127.0.0.1", "port": 1234, "token": "t0ken"}
+    values = json.loads(hand_over(SimpleNamespace(gateway_parameters=parameters)))
+    assert values == {"address": "127.0.0.1", "port": 1234, "token": "t0ken"}
