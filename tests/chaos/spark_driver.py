@@ -181,7 +181,7 @@ def worker_killed(asked: dict[str, Any]) -> None:
 
 
 def _numbers(spark: SparkSession, asked: dict[str, Any]) -> DataFrame:
-    """Wide rows in small batches: what fits into the buffers on the way would reach the sink only at the end."""
+    """Wide rows in small batches: rows that fit into the buffers would reach the sink only at the end."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "200")
     return spark.range(0, asked["rows"], 1, 4).selectExpr("lpad(cast(id AS STRING), 1000, '0') AS value")
 

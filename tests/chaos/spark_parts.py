@@ -1,6 +1,6 @@
 """The parts of Spark's source and of a pipeline's queue, driven as Spark drives them, without a session around them.
 
-What Spark does after an error it does here too: the same batch again, from the offset that was last finished.
+After an error the same batch is repeated from the last finished offset, as Spark does.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ async def send(broker: Broker, ledger: HandlingLedger, tokens: list[str]) -> Non
 
 
 class Sending:
-    """Publishes jobs while the block lasts, never many more than are handled: how long a worker takes to start, or a
-    fault to happen, is the machine's choice, and there is always work meanwhile."""
+    """Publishes jobs while the block lasts, never many more than are handled: the time until a worker starts or a fault
+    happens depends on the machine, and there is always work meanwhile."""
 
     def __init__(self, broker: Broker, ledger: HandlingLedger) -> None:
         self._broker = broker

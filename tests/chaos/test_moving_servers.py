@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300 + 60 * TIMES)]
 
 
 class EventWriter(OnceWriter):
-    """What Spark copies."""
+    """Writes the stream that Spark copies."""
 
     async def write(self, tokens: list[str]) -> None:
         await self.once.append([{"event": token} for token in tokens])
@@ -135,7 +135,7 @@ async def run(
 
 
 def copying(url: str, directory: Path, durability: Durability | None) -> Driver:
-    """Asks for as much as the writers do: a query that reads what no replica has sees it taken back."""
+    """Uses the durability of the writers: a failover could remove entries that were read before a replica had them."""
     level = {"durability": str(durability)} if durability is not None else {}
     source = {"subscribe": COPIED, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000", **level}
     checkpoint = str(directory / "checkpoint")
@@ -143,7 +143,7 @@ def copying(url: str, directory: Path, durability: Durability | None) -> Driver:
 
 
 async def copied(broker: Broker, driver: Driver) -> None:
-    """The very same query goes on until everything is there."""
+    """Restarts the same query until the copy is complete."""
     wanted = await broker.xlen(COPIED)
 
     async def all_there() -> bool:

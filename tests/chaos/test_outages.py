@@ -1,6 +1,6 @@
 """Members lose their server for longer than the claim time, and lose it again while they recover.
 
-So replies are lost of everything that they do then: reads, claims, counts, heartbeats, outcomes. In the end nothing may
+So replies to all kinds of requests are lost: reads, claims, counts, heartbeats, outcomes. In the end nothing may
 stay pending or in flight, and every member must still be able to claim entries.
 """
 
@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 COLUMNS = [
     *(("redis", kind) for kind in KINDS),
-    ("cluster", "outputs"),  # which lie in another slot than what they are made of
+    ("cluster", "outputs"),  # streams in another slot than those of the input
     *(pytest.param("cluster", kind, marks=pytest.mark.at_length) for kind in ("acknowledged", "in order")),
 ]
 

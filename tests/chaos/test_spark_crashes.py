@@ -1,4 +1,4 @@
-"""Drivers, tasks, workers and Redis die at random moments; afterwards every row is there, and none of them twice."""
+"""Drivers, tasks, workers and Redis are killed at random moments; afterwards every row is stored exactly once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOURCE = {**FROM_THE_START, "maxOffsetsPerTrigger": str(ROWS // 8), "minPartitio
 
 
 class Driver:
-    """A Spark driver as a process group of its own: killing it takes its JVM and its workers along."""
+    """A Spark driver as a process group of its own: a kill also ends its JVM and its workers."""
 
     def __init__(self, command: str, where: Path, **asked: Any) -> None:
         path = os.pathsep.join(filter(None, sys.path))
@@ -51,7 +51,7 @@ class Driver:
         self.errors.close()
 
     def said(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """The end of its standard error."""
         self.errors.seek(0)
         return self.errors.read()[-6000:]
 
@@ -123,7 +123,7 @@ planted = pytest.mark.skipif(TRIALS < 5, reason="planted faults that take a minu
     ("delivery", "doubled"), [("exactly_once", 0), pytest.param("at_least_once", 500, marks=planted)]
 )
 def test_a_driver_killed_between_the_sinks_write_and_sparks_commit(delivery, doubled, redis_url, drivers, tmp_path):
-    """At least once, the same kill doubles the batch: so it hits, and the count would see it."""
+    """With delivery at least once, the same kill duplicates the batch, which shows that the kill and the count work."""
     fill(redis_url, 1500)
     asked = {"url": redis_url, "source": SOURCE, "checkpoint": str(tmp_path / "checkpoint")}
     asked["sink"] = {"stream": "out", "delivery": delivery}
@@ -166,7 +166,7 @@ def test_redis_killed_and_loading_while_a_query_runs(drivers, tmp_path):
 
 
 def with_fault(drivers: Any, url: str, fault: str, **sink: str) -> tuple[str, tuple[int, int]]:
-    """What the driver said, and (lost, doubled)."""
+    """The output of the driver, and the numbers of lost and duplicated rows."""
     print(f"SEED={SEED}")
     asked: dict[str, Any] = {"url": url, "rows": 20_000, "seed": SEED, "master": "local[2,8]"}
     asked["sink"] = {"stream": "out", "chunkRows": "90", **sink}

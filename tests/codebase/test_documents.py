@@ -247,7 +247,7 @@ MODULES = {
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
     "opentelemetry-sdk": "opentelemetry",
 }
-"""Where a module is not called as its package."""
+"""Packages whose module has another name."""
 
 
 def extras() -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def demo(directory: Path, *words: str) -> tuple[int, int]:
-    """What was produced and handled, as the last line tells it."""
+    """The numbers of produced and handled messages in the last line."""
     done = subprocess.run(
         [sys.executable, "-m", "millstream", "demo", "--rows", "1000", "--data", str(directory), *words],
         capture_output=True,

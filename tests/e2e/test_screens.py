@@ -195,7 +195,7 @@ def steady(printed: str) -> str:
 
 def test_every_line_fits_the_terminal(screens: str) -> None:
     for line in screens.splitlines():
-        if not line.startswith("$ "):  # what was typed wraps as it is
+        if not line.startswith("$ "):  # the typed command is wrapped by the terminal
             assert cell_len(line) <= 80, line
     golden = [
         re.sub(r" {2,}|#+", lambda result: "  " if " " in result[0] else "#", line) for line in screens.splitlines()

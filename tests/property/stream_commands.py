@@ -13,7 +13,7 @@ from two_servers import OperationFunction, Words
 
 SPEAKERS = 3
 
-# Hypothesis picks evenly; what stands here more often makes commands meet each other more often.
+# Hypothesis picks evenly. Values that are listed several times make commands hit the same keys more often.
 KEYS = st.sampled_from([b"s"] * 12 + [b"t"] * 2 + [b"u"])
 GROUPS = st.sampled_from([b"g"] * 12 + [b"h"] * 2 + [b"none", b""])
 CONSUMERS = st.sampled_from([b"alice"] * 4 + [b"bob"] * 4 + [b"Carol", b"", b"al"])

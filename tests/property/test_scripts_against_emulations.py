@@ -50,7 +50,7 @@ def sides(redis_server: RedisProcess) -> Iterator[tuple[Side, Side]]:
 
 
 def plain(reply: Any) -> Any:
-    """One form for what the two say differently in Python but alike on the wire."""
+    """One form for replies that differ as Python values but are equal on the wire."""
     if reply is NIL_ARRAY:
         return None
     if isinstance(reply, ErrorReply):

@@ -28,7 +28,7 @@ KEYS = (b"s", b"t", b"u")
 
 
 def run(steps: Iterable[OperationFunction], *, recording: bool = False) -> Engine:
-    """An hour passes between two steps, so that times tell entries apart."""
+    """An hour passes between two steps, so that entries have different times."""
     engine = Engine(recording=recording, now_ms=START_MS)
     sessions = [engine.session() for _ in range(SPEAKERS)]
     for number, (at, words) in enumerate(steps):

@@ -84,7 +84,8 @@ class Pair:
             self.step(at, words)
 
     def step(self, at: int, words: Words) -> None:
-        """Ours goes first and so says how many replies to wait for; what Redis has beyond these is met later, at the
+        """Ours is called first, which determines the number of replies to wait for; what Redis has beyond these is met
+        later, at the
         latest by a last PING on each connection."""
         received = self._ours.step(at, words)
         self._theirs[at].send(words)

@@ -198,7 +198,7 @@ def read_row(message: Message, name: str) -> str | bytes:
     if layout is None:
         return message.payload
     if layout == "debezium" and _sink_document(_members(message.payload), _id(message)) is None:
-        return message.payload  # a raw row; nothing says what happened to it
+        return message.payload  # a raw row, without information on what happened to it
     change = read_change(message)
     if change.after is None or change.op in ("d", "t"):
         raise NotAChange(

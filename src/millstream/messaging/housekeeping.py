@@ -98,7 +98,7 @@ class KeptStream:
     groups: list[str] = field(default_factory=list)
     lease: Fence | None = None
     cursor: bytes = b""
-    """Where the next deletion of acknowledged entries goes on."""
+    """Where the next deletion of acknowledged entries continues."""
     may_delete: bool = False
     """Whether this worker holds the lease, and nothing forbids deletion."""
     logged: set[str] = field(default_factory=set)
@@ -205,7 +205,7 @@ class Housekeeper:
         nodes: dict[Any, list[KeptStream]] = {}
         for stream in self._kept.values():
             nodes.setdefault(None if node_of is None else node_of(to_bytes(stream.name)), []).append(stream)
-        # Not gather: if the broker is closed, the tasks of the other nodes must not go on.
+        # Not gather: if the broker is closed, the tasks of the other nodes must stop.
         try:
             async with asyncio.TaskGroup() as group:
                 for streams in nodes.values():

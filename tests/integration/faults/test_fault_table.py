@@ -258,7 +258,7 @@ async def test_endless_redirection_is_retryable(
 async def test_refused_login_is_permanent_and_delayed_login_is_transient(
     servers: Servers, opened: Callable[..., Broker | BlockingBroker]
 ) -> None:
-    """With a password the first command is AUTH: it meets the same faults."""
+    """With a password the first command is AUTH, which gets the same faults."""
     place = f"127.0.0.1:{each(servers)[0].port}"
     for fault in TABLE:
         if fault.connecting in (Follows.NEVER, Follows.PERHAPS) or not fault.text:

@@ -1,4 +1,4 @@
-"""``millstream run 2>&1 | less`` while nobody pages: standard error is a full pipe, and the work goes on."""
+"""``millstream run 2>&1 | less`` without paging: standard error is a full pipe, and the workers continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures on real sockets by kind: which are retried, and what the error says."""
+"""Failures on real sockets by kind: which are retried, and the error messages."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_idempotent_commands_are_repeated() -> None:
 
 
 async def test_silent_server_is_detected() -> None:
-    """A reader must come back within its own time and a grace, and not hang for hours."""
+    """A reader must return within its block time and a grace period, and not hang for hours."""
     with played(lambda connection, number: None) as (port, _):
         url = f"redis://127.0.0.1:{port}"
         async with open_broker(url, deadline_ms=1, limits=QUICK) as broker, asyncio.timeout(90):

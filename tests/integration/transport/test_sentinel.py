@@ -12,7 +12,7 @@ from millstream.testing.topologies import ask
 
 
 async def test_cluster_failover_loses_no_confirmed_write(sentinel: SentinelSetup) -> None:
-    """Writes go on after the primary died; what was confirmed by the replica is still there."""
+    """Writes continue after the primary died, and writes that the replica confirmed are not lost."""
     ledger = DeliveryLedger()
     async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
         await broker.create_group("orders", "g", start="0")
@@ -112,8 +112,8 @@ async def test_redis_py_sentinel_clients_are_accepted(sentinel: SentinelSetup) -
 
 
 async def test_transport_switches_to_a_new_primary_at_once(sentinel: SentinelSetup) -> None:
-    """The old primary hangs: its connection is open, but it does not reply. Waiting callers learn of the new
-    one from the sentinels."""
+    """The old primary hangs: its connection is open, but it does not reply. Waiting callers are switched to the new
+    primary that the sentinels report."""
     patient = Limits(answer_ms=3_600_000)
     async with open_broker(sentinel.url, deadline_ms=60_000, limits=patient) as broker:
         with open_blocking_broker(sentinel.url, deadline_ms=60_000, limits=patient) as blocking:

@@ -35,7 +35,7 @@ NASTY = ('"', "\\", "\n\x01", '","op":"d', "")
 
 
 def overwritten(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The text columns of each row as the row's own ``after`` says."""
+    """Sets the text columns of each row to the values in its ``after``."""
     after = [json.loads(text) for text in batch.column("after").to_pylist()]
     names = ["id", "key", "name", "db", "schema", "table", "op"]
     texts = [pa.array([row.get(name, "c") for row in after], pa.string()) for name in names]

@@ -94,7 +94,7 @@ def test_transactions_and_databases_are_restored(directory):
     embedded.close()
     again = opened(directory, disk)
     assert state(again) == expected
-    # The journal goes on in database 5; a new session starts in 0.
+    # The journal continues in database 5; a new session starts in 0.
     ask(again, "SET", "zero", "0")
     expected = state(again)
     again.close()

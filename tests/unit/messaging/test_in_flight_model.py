@@ -490,7 +490,7 @@ def run(steps: int, walks: int) -> None:
     for number in range(MAX_EXTRA * walks):
         happened |= Walk(seed + number, in_order=number % 2 == 0).run(steps // walks)
         if number + 1 >= walks and happened == expected:
-            return  # some transitions are rare: a short run goes on until it has met them
+            return  # some transitions are rare: a short run continues until each of them has occurred
     assert happened == expected, "every transition was exercised"
 
 

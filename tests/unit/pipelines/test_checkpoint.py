@@ -1,4 +1,4 @@
-"""A checkpoint knows whose it is and what its spec was, and says what a changed spec means for it."""
+"""A checkpoint records its pipeline and its spec, and gives a verdict on each change of the spec."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_plan_reports_a_directory_that_is_not_a_checkpoint(file: Path, tmp_path:
 
 
 def test_running_pipeline_is_found_on_any_port(file: Path, tmp_path: Path) -> None:
-    """And what it says is what HTTP says: one record."""
+    """It prints the same record as HTTP."""
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.open(make_plan(pipeline()))
     asleep = json.loads(typed("status", file, "-o", "json").stdout)

@@ -99,7 +99,7 @@ class RedisKeyWatch:
             watched = self._nodes.get(node) if node is not None else None
             if node is None or watched is None or watched.has_reported:
                 continue
-            await self._check(node, watched)  # a report that was on its way arrives before the reply
+            await self._check(node, watched)  # a report that was sent earlier arrives before the reply
             if not watched.has_reported:
                 self._refuse(node, "it reported no write")
 

@@ -459,7 +459,7 @@ class Settler:
         )
         ids = [message.id for message in messages if message.id is not None]
         answer = await topic.run(settle.count_delivery, ids, times_delivered=times)
-        # The message of a deleted entry is in memory, so it is handled once more. It cannot be redelivered.
+        # The message of a deleted entry is in memory, so it is handled one more time. It cannot be redelivered.
         topic.report_gone(answer.gone)
         refused = set(answer.refused)
         counted = [message for message in messages if message.id not in refused] if refused else messages

@@ -208,7 +208,8 @@ class Topic:
                 self._dead_letter_unreadable(entry_id, fields, times, error)
 
     def start_again(self, messages: Iterable[Message], times_delivered: int, valid_until: float) -> None:
-        """Starts the same entries once more. A message that a handler has seen is decoded again: it may be changed."""
+        """Starts the same entries again. A message that a handler has received is decoded again, because it may be
+        changed."""
         decode, origin = self.codec.decode, self.origin
         for message in messages:
             assert message.id is not None

@@ -20,7 +20,7 @@ from millstream.model import EntryId
 from millstream.wire import Args, Batch, Command, ErrorReply, Operation, to_name
 
 RECREATED_TTL_MS = 3_600_000
-"""How long it is recorded that a group was recreated: longer than a consumer goes on without a heartbeat."""
+"""How long it is recorded that a group was recreated: longer than a consumer runs without a heartbeat."""
 
 
 def advance_group(

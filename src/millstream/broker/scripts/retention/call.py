@@ -127,12 +127,13 @@ def retain(
 
 
 def _group_names(reply: Any) -> list[bytes]:
-    """The groups in a reply to XINFO GROUPS. After an error there is none: the script meets the same error."""
+    """The groups in a reply to XINFO GROUPS; none after an error, because the script raises the same error."""
     return [] if isinstance(reply, ErrorReply) else [mapping(group)[b"name"] for group in reply]
 
 
 class AckedDeletion(NamedTuple):
-    """The result of ``delete_acked``. ``cursor``: where to go on; empty if the stream was examined to its end."""
+    """The result of ``delete_acked``. ``cursor``: where the next call continues; empty if the stream was examined to
+    its end."""
 
     deleted: int
     length: int
@@ -181,7 +182,7 @@ def delete_acked(
 
 
 class Declared(NamedTuple):
-    """What a worker learns when it declares its policy for a stream.
+    """The reply to a worker that declares its policy for a stream.
 
     ``lease``: if this worker is the one that applies the policy. ``others``: live workers with another policy.
     ``missing``: declared groups that the stream does not have.
