@@ -70,7 +70,7 @@ async def test_lists_of_models_with_outputs_of_their_own(broker: Broker) -> None
     assert await broker.xlen("bills") == 12
 
 
-async def test_bad_message_costs_the_others_one_retry_and_is_dead_lettered_alone(broker: Broker) -> None:
+async def test_bad_message_makes_the_others_retry_once_and_is_dead_lettered(broker: Broker) -> None:
     done: Counter[int] = Counter()
     router = Router(broker, **QUICK, max_deliveries=3)
 

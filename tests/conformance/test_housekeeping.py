@@ -343,7 +343,7 @@ async def test_dead_letters_and_delayed_messages_are_never_deleted(broker: Broke
     assert await broker.run(retention.policies, "orders") == {}
 
 
-async def test_announcements_of_streams_are_left_alone(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_announcements_of_streams_are_not_deleted(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     await broker.xadd_many("svc-input", [Announcement(f"session{n}").fields() for n in range(5)])
     await broker.create_group("svc-input", "a", start="$")
     router = Router(broker, group_start="0", keep=RetentionPolicy(max_len=0))
@@ -432,7 +432,7 @@ async def test_contradicting_workers_delete_nothing_until_they_agree(
     assert await broker.xlen("orders") == 4, "what the group has not read stays"
 
 
-async def test_a_stream_that_fails_costs_others_nothing(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_stream_does_not_affect_others(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     await broker.set("bad", "text")
     await broker.xadd_many("orders", [{"n": n} for n in range(4)])
     await broker.create_group("orders", "a", start="$")

@@ -21,7 +21,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PartitionedSubscriber.__init__.__kwdefaults__, "settings", STEADY)
 
 
-async def test_malformed_owner_record_costs_its_partition_only(
+async def test_malformed_owner_record_affects_its_partition_only(
     broker_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     handled: set[bytes] = set()

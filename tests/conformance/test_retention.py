@@ -78,7 +78,7 @@ async def test_max_bytes_limits_the_memory_of_a_stream(broker: Broker) -> None:
     assert (await broker.run(retention.retain, "orders", max_bytes=used)).dropped == 0
 
 
-async def test_key_of_another_type_is_left_alone(broker: Broker) -> None:
+async def test_key_of_another_type_is_not_changed(broker: Broker) -> None:
     await broker.set("orders", "text")
     with pytest.raises(WrongKeyType):
         await broker.run(retention.retain, "orders", max_len=0)

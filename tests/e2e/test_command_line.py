@@ -171,7 +171,7 @@ def test_pending_entries_are_claimed_and_acknowledged_by_hand(terminal: Terminal
         assert broker.xpending("s", "g").count == 0
 
 
-def test_errors_say_what_to_do_and_scripts_can_tell_them_apart(terminal: Terminal) -> None:
+def test_errors_advise_what_to_do_and_have_distinct_exit_codes(terminal: Terminal) -> None:
     code, text = terminal.types("groups", "rm", "nothing", "there", "--yes")
     assert code == NOT_FOUND, text
     assert terminal.types("streams", "add", "s", "novalue")[0] == USAGE

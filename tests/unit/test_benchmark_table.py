@@ -28,7 +28,7 @@ def _text(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "x"
 
 
-def test_no_unit_is_cut_and_the_goals_are_there() -> None:
+def test_no_unit_is_cut_and_goals_are_shown() -> None:
     results = every_result()
     assert len(results) > 20
 

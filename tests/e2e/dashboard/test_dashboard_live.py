@@ -17,7 +17,7 @@ def connections(dashboard: Running) -> int:
     return dashboard.dashboard.feed.connections
 
 
-def test_eight_tabs_share_one_connection_and_all_of_them_move(page: Page, dashboard: Running) -> None:
+def test_eight_tabs_share_one_connection_and_all_are_updated(page: Page, dashboard: Running) -> None:
     dashboard.broker.create_group("orders", "g", start="0")
     tabs = [page, *(page.context.new_page() for _ in range(7))]
     for number, tab in enumerate(tabs):

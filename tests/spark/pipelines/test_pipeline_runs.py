@@ -26,7 +26,7 @@ def client(redis_server: RedisProcess) -> redis.Redis:
     return redis.Redis(port=redis_server.port)
 
 
-def test_from_generator_to_stream_and_what_its_consumers_expect(
+def test_generator_to_stream_has_the_fields_that_consumers_expect(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     facts = run_once(spark, pipeline(tmp_path, sinks=[redis_sink(redis_url)]))
@@ -355,7 +355,7 @@ def test_pause_and_resume_between_batches(
         runner.close()
 
 
-def test_two_pipelines_in_one_session_do_not_disturb_each_other(
+def test_two_pipelines_in_one_session_do_not_affect_each_other(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     sql = [{"type": "sql", "query": "SELECT id, op, `table`, after FROM events WHERE `table` = 'orders'"}]

@@ -191,7 +191,7 @@ async def test_timeout_error_of_the_handler_is_not_mistaken_for_the_middleware_t
 # --- throttle -------------------------------------------------------------------------------------------------------
 
 
-def test_a_rate_limit_is_even_and_a_burst_is_earned_by_waiting() -> None:
+def test_a_rate_limit_is_even_and_idle_time_allows_a_burst() -> None:
     even = RateLimit(0.1, 1)
     assert [round(even.reserve(0.0), 6) for _ in range(4)] == [0.0, 0.1, 0.2, 0.3]
     bursty = RateLimit(0.1, 3)

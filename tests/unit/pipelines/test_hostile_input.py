@@ -74,7 +74,7 @@ def test_document_is_an_event_or_has_a_reason(text: str) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(documents())
-def test_masked_field_leaves_in_no_place(text: str) -> None:
+def test_masked_field_is_in_no_output(text: str) -> None:
     mask = Mask(type="mask", fields={"email": "hash", "a.b": "redact"})
     concealed = _concealed(text, hidden_before([mask]))
     _concealed_key(text, (text, None), hidden_before([mask]))

@@ -61,7 +61,7 @@ def test_java_that_does_not_start_is_reported(machine: Path, script: str, said: 
     assert f"does not start ({said}), and Spark needs it." in (java_problem() or "")
 
 
-def test_java_home_wins_as_it_does_for_spark(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_has_priority_as_in_spark(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(machine / "bin" / "java", f"echo '{NEW}' >&2")
     monkeypatch.setenv("JAVA_HOME", str(machine / "jdk"))
     assert java_problem() == (
@@ -73,7 +73,7 @@ def test_java_home_wins_as_it_does_for_spark(machine: Path, monkeypatch: pytest.
     assert java_problem() is None
 
 
-def test_the_doctor_looks_at_the_java_that_spark_would_run(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_examines_the_java_that_spark_would_run(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAVA_HOME has priority over PATH: a suitable Java in PATH is not used."""
     install(machine / "bin" / "java", f"echo '{NEW}' >&2")
     install(machine / "old" / "bin" / "java", """echo 'openjdk version "11.0.2"' >&2""")

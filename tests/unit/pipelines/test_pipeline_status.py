@@ -37,7 +37,7 @@ OURS = json.dumps({"streams": {"a": {"id": "5-0", "added": 9, "lag": 4}, "b": {"
         ([], None),
     ],
 )
-def test_lag_is_what_our_source_says_and_unknown_elsewhere(reports: list[Any], expected: int | None) -> None:
+def test_lag_is_reported_by_our_source_and_unknown_for_others(reports: list[Any], expected: int | None) -> None:
     assert lag(reports) == expected
 
 

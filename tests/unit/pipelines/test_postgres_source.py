@@ -35,7 +35,7 @@ def options(made: PostgresSource, **opening: Any) -> dict[str, str]:
     return made._options(Opening("My.Shop", "t", 500, checkpoint="/checkpoint", **opening))
 
 
-def test_names_come_from_the_pipeline_and_segments_lie_under_its_checkpoint() -> None:
+def test_names_come_from_the_pipeline_and_segments_are_under_its_checkpoint() -> None:
     reported = options(source())
     slot = source().slot("My.Shop")
     assert (reported["slot"], reported["publication"], reported["sourceName"]) == (slot, slot, "My.Shop")

@@ -189,7 +189,7 @@ def test_create_in_s3_requires_a_conditional_put(hadoop: FakeHadoop, monkeypatch
         (JavaError("IllegalArgumentException", "Wrong FS"), StorageError, "spark.conf"),
     ],
 )
-def test_errors_of_the_store_are_told_apart(
+def test_errors_of_the_store_are_distinguished(
     hadoop: FakeHadoop, thrown: JavaError, expected: type[Exception], advice: str
 ) -> None:
     storage = open_storage("s3a://bucket/d", lambda: hadoop)
