@@ -34,7 +34,7 @@ class Result:
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the peer's; None where there is no peer."""
+        """Our value divided by the peer's; None without a peer."""
         return self.value / self.peer_value if self.peer_value else None
 
     @property
@@ -60,7 +60,7 @@ class Result:
 
 
 def rate(count: int, work: Callable[[], object]) -> float:
-    """``count`` things a second, for one run of ``work``."""
+    """``count`` divided by the seconds that one run of ``work`` takes."""
     began = time.perf_counter()
     work()
     return count / (time.perf_counter() - began)
@@ -71,7 +71,7 @@ def interleaved(rounds: int, *sides: Callable[[], float]) -> tuple[float, ...]:
     figures: list[list[float]] = [[] for _ in sides]
     for _ in range(rounds):
         for side, collected in zip(sides, figures, strict=True):
-            gc.collect()  # what others left behind is not to be cleared away in the time of this one
+            gc.collect()  # garbage of the previous side is collected before this side is timed
             collected.append(side())
     return tuple(statistics.median(collected) for collected in figures)
 

@@ -17,7 +17,7 @@ from millstream.messaging import Message
 from millstream.testing import RedisProcess
 
 SETTINGS = Settings(lease_ms=2_000, renew_interval_ms=700)
-"""The lease of the Go client that people move from."""
+"""The lease of the Go client, whose users migrate to this package."""
 
 _VICTIM = """
 import asyncio, sys
@@ -79,7 +79,7 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
         ),
         Result("takeover_s", statistics.median(takeovers), "s (lease 2 s)", goal="<= 3"),
         Result("renew_10000", statistics.median(renewals), "ms", goal="<= 150"),
-        Result("place_10000", max(spreads), f"% off even ({statistics.median(placings):.2f} s)", goal="<= 5"),
+        Result("place_10000", max(spreads), f"% from an even share ({statistics.median(placings):.2f} s)", goal="<= 5"),
     ]
 
 
@@ -105,7 +105,7 @@ async def _takeover(url: str) -> float:
 
 
 async def measure_reading_again(url: str, count: int) -> float:
-    """From the death of a subscriber that owned all streams until another one reads all of them."""
+    """The time from the kill of a subscriber that owned all streams until another subscriber reads all of them."""
     async with open_broker(url) as broker:
         await _empty(broker)
         await _announce(broker, count)

@@ -26,7 +26,7 @@ FIELDS = {b"event": PAYLOAD}
 
 
 def run(rounds: int, progress: Progress) -> list[Result]:
-    """All of it, in about three minutes with three rounds."""
+    """Runs all measurements: about three minutes with three rounds."""
     results: list[Result] = []
     for suite in (_embedded, _server, _transport):
         results += suite(rounds, progress)

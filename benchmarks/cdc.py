@@ -1,8 +1,8 @@
 """Change data capture from PostgreSQL: to Redis through a pipeline, decoding alone, a snapshot, and batch after batch;
 and from MariaDB, the same backlog, to Redis.
 
-``MILLSTREAM_BENCH_CHANGES`` sets the length of the backlog: the goals are for one so long that starting a query does
-not count (5,000,000, the default).
+``MILLSTREAM_BENCH_CHANGES`` sets the length of the backlog: the goals are for the default (5,000,000), which takes so
+long that the start of a query does not matter.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BATCH = 500_000
 PER_TRANSACTION = 1_000
 FLAT_BATCHES = 50
 DECODED_BYTES = 64 << 20
-"""Of the backlog, for decoding alone: the peer takes seconds for it."""
+"""Changes of the backlog that are decoded without a pipeline: the peer needs seconds for them."""
 _runs = itertools.count()
 
 
@@ -93,7 +93,7 @@ def run(rounds: int, progress: Progress) -> list[Result]:
 def _mariadb(
     rounds: int, progress: Progress, session: SparkSession, redis: RedisProcess, scratch: str
 ) -> list[tuple[float, str, str, float]]:
-    """Ours and the peer's, once; nothing where there is no server."""
+    """Measures our pipeline and the peer once; no results if no MariaDB server is installed."""
     if mariadb_server() is None:
         progress("no MariaDB is installed: it is left out")
         return []
@@ -123,7 +123,8 @@ def _slots(postgres: PostgresProcess, count: int) -> Iterator[str]:
 
 
 def _write_backlog(postgres: PostgresProcess) -> None:
-    """Half of it new rows, most of the rest updates, some deletes; what is left in the table is the snapshot's."""
+    """Half of the changes are new rows, most others are updates, some are deletes. The remaining rows are for the
+    snapshot."""
     half = CHANGES // 2
     insert = (
         "INSERT INTO orders SELECT i, i %% 1000, (i %% 9999) / 100.0, 'new', 'order number ' || i "
@@ -174,7 +175,7 @@ def _piped(source: dict[str, Any], redis: RedisProcess, scratch: str) -> Pipelin
 
 
 def _run(session: SparkSession, redis: RedisProcess, pipeline: Pipeline) -> tuple[int, float]:
-    """How many entries reached Redis, and in how many seconds."""
+    """Returns the number of entries that reached Redis, and the seconds."""
     import redis as client_library
 
     client = client_library.Redis(port=redis.port)
@@ -237,7 +238,7 @@ def _reader(postgres: PostgresProcess, slot: str, directory: Path) -> Iterator[C
 
 
 def _queued(postgres: PostgresProcess, slot: str, directory: Path) -> list[Path]:
-    """Some segments of the backlog, as a session leaves them."""
+    """Some segments of the backlog, as a session writes them."""
     from pyspark.sql.streaming.datasource import ReadMaxRows
 
     with _reader(postgres, slot, directory) as reader:
@@ -245,13 +246,13 @@ def _queued(postgres: PostgresProcess, slot: str, directory: Path) -> list[Path]
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadMaxRows(CHANGES))
         reader.partitions(start, end)
-    found, size = [], 0
+    paths, size = [], 0
     for path in sorted(directory.glob("0*.seg")):
-        found.append(path)
+        paths.append(path)
         size += path.stat().st_size
         if size > DECODED_BYTES:
             break
-    return found
+    return paths
 
 
 def _decode(segments: list[Path]) -> float:
@@ -268,7 +269,7 @@ def _decode_plainly(segments: list[Path]) -> float:
 
 
 def _plain_rows(path: Path) -> int:
-    """What one writes first, as tight as Python gets: one row after the other, the same JSON at the end."""
+    """The peer: an optimised Python loop over the rows that produces the same JSON."""
     segment = read_segment(path)
     body = bytes(segment.body)
     tables = {
@@ -288,31 +289,31 @@ def _plain_rows(path: Path) -> int:
             at += 8
             members = []
             for column in relation.columns:
-                what = body[at]
-                if what == 116:
+                value_kind = body[at]
+                if value_kind == 116:
                     [size] = length_at(body, at + 1)
                     text = body[at + 5 : at + 5 + size].decode()
                     members.append(f'"{column.name}":{text if column.kind == "number" else dumps(text)}')
                     at += 5 + size
                 else:
                     at += 1
-                    if what == 110 and not key_alone:
+                    if value_kind == 110 and not key_alone:
                         members.append(f'"{column.name}":null')
             events.append((f"bench:{lsn}:{len(events)}", "{" + ",".join(members) + "}"))
     return len(events)
 
 
 def _growth(postgres: PostgresProcess, slot: str, directory: Path) -> float:
-    """How many times the last batches of a backlog cost what the first did: planning, reading ahead, decoding."""
+    """The cost of the last batches of a backlog divided by that of the first: planning, reading ahead, decoding."""
     from pyspark.sql.streaming.datasource import ReadMaxRows
 
     costs: list[float] = []
     with _reader(postgres, slot, directory) as reader:
         reader.prepareForTriggerAvailableNow()
-        start, most = reader.initialOffset(), ReadMaxRows(max(1, CHANGES // FLAT_BATCHES))
+        start, read_limit = reader.initialOffset(), ReadMaxRows(max(1, CHANGES // FLAT_BATCHES))
         while True:
             began = time.perf_counter()
-            end = reader.latestOffset(start, most)
+            end = reader.latestOffset(start, read_limit)
             if end is start:
                 break
             for partition in reader.partitions(start, end):
@@ -320,13 +321,13 @@ def _growth(postgres: PostgresProcess, slot: str, directory: Path) -> float:
                     pass
             costs.append(time.perf_counter() - began)
             start = end
-    few: Callable[[list[float]], float] = statistics.median
-    # The first of all opens the slot and waits for the server, which no other batch does.
-    return few(costs[-6:-1]) / few(costs[1:6])
+    typical: Callable[[list[float]], float] = statistics.median
+    # The first batch is not measured: only it opens the slot and waits for the server.
+    return typical(costs[-6:-1]) / typical(costs[1:6])
 
 
 class MariadbBacklog:
-    """A server with a log of changes, and where it began: pipelines begin there, as if they had been there first."""
+    """A server with a log of changes, and the position at which the log starts, where every pipeline starts too."""
 
     def __init__(self, server: MariadbProcess, scratch: str, changes: int) -> None:
         self._server, self._scratch = server, Path(scratch)
@@ -344,7 +345,7 @@ class MariadbBacklog:
         self._write()
 
     def _write(self) -> None:
-        """Half of it new rows, most of the rest updates, some deletes."""
+        """Half of the changes are new rows, most others are updates, some are deletes."""
         half, updates = self.changes // 2, self.changes * 2 // 5
         insert = (
             "INSERT INTO orders SELECT seq, seq MOD 1000, (seq MOD 9999) / 100, 'new', CONCAT('order number ', seq) "
@@ -354,9 +355,9 @@ class MariadbBacklog:
         delete = "DELETE FROM orders WHERE id BETWEEN {first} AND {last}"
         database = self._server.main
         with database.connect(database=self._name) as connection, connection.cursor() as cursor:
-            for statement, most in ((insert, half), (update, updates), (delete, self.changes - half - updates)):
-                for first in range(1, most + 1, PER_TRANSACTION):
-                    cursor.execute(statement.format(first=first, last=min(most, first + PER_TRANSACTION - 1)))
+            for statement, count in ((insert, half), (update, updates), (delete, self.changes - half - updates)):
+                for first in range(1, count + 1, PER_TRANSACTION):
+                    cursor.execute(statement.format(first=first, last=min(count, first + PER_TRANSACTION - 1)))
 
     def source(self) -> dict[str, Any]:
         """A pipeline's source that begins before the backlog."""
@@ -366,7 +367,7 @@ class MariadbBacklog:
         return {"type": "mariadb", "config": config}
 
     def read_by_peer(self) -> float:
-        """mariadb-binlog, which reads the same log and prints it, to nowhere."""
+        """mariadb-binlog: it reads the same log and prints it to /dev/null."""
         words = ["mariadb-binlog", "--no-defaults", "--read-from-remote-server", "--host=127.0.0.1", "--user=root"]
         words += [f"--port={self._server.port}", "--to-last-log", self._first]
         began = time.perf_counter()

@@ -40,7 +40,7 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
         idle = await _idle(url)
     return [
         Result("dashboard_overview_ms", overview_ms, "ms of work", goal="<= 500"),
-        Result("dashboard_pages", many, "commands a look", "one page", one, goal="<= 1.2 x"),
+        Result("dashboard_pages", many, "commands a reading", "one page", one, goal="<= 1.2 x"),
         Result("dashboard_idle", idle, "% of a core", goal="< 3"),
     ]
 
@@ -53,7 +53,7 @@ async def _fill(broker: Broker, count: int) -> None:
 
 
 async def _overview_ms(url: str, rounds: int) -> float:
-    """The dashboard's own work for one answer, on stream stats that do not change."""
+    """The time for one response of the overview page, with stream stats that do not change."""
     async with Dashboard(url, pause_s=600) as dashboard:
         await dashboard.stats.request()
         await _get(dashboard, "/")
@@ -67,7 +67,7 @@ async def _overview_ms(url: str, rounds: int) -> float:
 
 
 async def _get(dashboard: Dashboard, path: str) -> bytes:
-    """One request, without a socket: what is measured is the page."""
+    """One request without a socket, so that only the page is measured."""
     body = b""
 
     async def receive() -> Message:
@@ -110,7 +110,8 @@ async def _open(dashboard: Dashboard, count: int) -> AsyncIterator[None]:
 
 
 async def _commands(url: str, broker: Broker, pages: int) -> float:
-    """Redis's commands for each look, while so many pages are open. The examinations, every half a minute, are in."""
+    """Redis commands per reading of the stream stats with this many open pages, including the examinations of every 30
+    s."""
     async with Dashboard(url) as dashboard, _open(dashboard, pages):
         before, first = await _processed(broker), dashboard.stats.version
         last = await dashboard.stats.wait(first + LOOKS - 1)
@@ -122,7 +123,7 @@ async def _processed(broker: Broker) -> int:
 
 
 async def _idle(url: str) -> float:
-    """Percent of a core that this process takes, with the page open and nothing else to do."""
+    """Percent of a core that this process uses while a page is open and nothing changes."""
     async with Dashboard(url) as dashboard, _open(dashboard, 1):
         began, busy = time.monotonic(), time.process_time()
         await asyncio.sleep(IDLE_S)

@@ -16,7 +16,7 @@ from millstream.messaging.codecs import codec
 from millstream.testing import RedisProcess
 
 PAYLOAD = b"order 1234567 of customer c-98765 amounts to 129.90 EUR and is to be shipped to Ulm ok"
-"""85 bytes, and no JSON: no side spends its time on parsing."""
+"""85 bytes that are not JSON, so that neither side spends time on parsing."""
 CONSUMED = 50_000
 CONSUMED_BY_PEER = 4_000
 PUBLISHED = 40_000
@@ -61,7 +61,7 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
 
 
 async def _in_turn(rounds: int, *sides: Callable[[], Awaitable[float]]) -> list[float]:
-    """Ours and the peers take turns; the median of each."""
+    """Runs our side and the peers in turn; returns the median of each."""
     figures: list[list[float]] = [[] for _ in sides]
     for _ in range(rounds):
         for side, collected in zip(sides, figures, strict=True):
@@ -83,7 +83,7 @@ async def _consume_embedded() -> float:
 
 
 async def _handle_all(broker: Broker, stream: str) -> float:
-    """Our subscriber, one process, a handler that does nothing; until the last acknowledgement is confirmed."""
+    """Our subscriber in one process, with a handler that does nothing, until the last acknowledgement is confirmed."""
     subscriber = Subscriber(broker, group=GROUP, group_start="0", count=250, max_in_flight=1000)
     handled = 0
     all_handled = asyncio.Event()
@@ -104,7 +104,7 @@ async def _handle_all(broker: Broker, stream: str) -> float:
 
 
 async def _consume_bare(broker: Broker, url: str) -> float:
-    """What is left when all care is taken away: read 100, acknowledge 100."""
+    """The minimum without a framework: read 100, acknowledge 100."""
     import redis.asyncio
 
     await _fill(broker, CONSUMED)
@@ -183,7 +183,7 @@ async def _publish_peer(broker: Broker, url: str) -> float:
             await peer.publish(PAYLOAD, stream=STREAM)
 
     try:
-        await asyncio.gather(*(publish(2) for _ in range(TASKS)))  # connections are made outside the measure
+        await asyncio.gather(*(publish(2) for _ in range(TASKS)))  # connections are opened before the measurement
         began = time.perf_counter()
         await asyncio.gather(*(publish(PUBLISHED_BY_PEER // TASKS) for _ in range(TASKS)))
         return PUBLISHED_BY_PEER / (time.perf_counter() - began)
@@ -234,7 +234,8 @@ async def _big_pending(broker: Broker, rounds: int, progress: Progress) -> float
     for number in range(2 * rounds + 1):
         progress(f"pair {number + 1} of {2 * rounds + 1}")
         await broker.delete_stream(STREAM + ".empty", companions=True)
-        # Side by side, and in turns first: the two runs of a pair see the same machine.
+        # The two runs of a pair follow each other, and take turns in being first, so that both have the same
+        # conditions.
         order = (STREAM, STREAM + ".empty") if number % 2 else (STREAM + ".empty", STREAM)
         rates = {stream: await _consume_more(broker, stream) for stream in order}
         ratios.append(rates[STREAM] / rates[STREAM + ".empty"])

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 5_000_000
-"""As many as the Spark suite copies: starting a query takes two seconds, and is no cost of a row."""
+"""As many as the Spark suite copies, so that the two seconds for starting a query do not matter."""
 BATCH = 1_000_000
-"""Likewise: a batch costs three tenths of a second, ours and the peer's, whatever is in it."""
+"""Large batches, because each batch costs 0.3 s on both sides, whatever its size."""
 COLD_RUNS = 5
 PHASES = {
     "command": "starting Spark on ",
@@ -43,7 +43,7 @@ _runs = itertools.count()
 
 
 def run(rounds: int, progress: Progress) -> list[Result]:
-    """Ours with one sink, ours with two, and the peer, in turn; the first round of each warms the machine up."""
+    """Runs our pipeline with one sink, with two sinks, and the peer, in turn. The first round of each is a warm-up."""
     starts = _first_event(progress)
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as scratch, RedisProcess() as server:
         session = start_session([make_plan(_pipeline(server.url, scratch, 1, rows=1))], "local[2]")
@@ -63,13 +63,14 @@ def run(rounds: int, progress: Progress) -> list[Result]:
     return [
         *starts,
         Result("pipeline_generator", one, "rows/s", "foreachPartition, redis-py pipeline of 1,000", peer, ">= 2.5 x"),
-        # How many times as long the same rows take: below 2, because they are made once.
+        # The time with two sinks divided by that with one: below 2, because rows are computed once.
         Result("second_sink", one / two, "x", None, None, "< 2"),
     ]
 
 
 def _first_event(progress: Progress) -> list[Result]:
-    """From the command to the first entry in the sink: one row from stream to stream, each run in new processes."""
+    """The time from the command to the first entry in the sink: one row from stream to stream, each run in new
+    processes."""
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as scratch:
         environment = os.environ | {"XDG_CACHE_HOME": scratch}
         environment = {name: value for name, value in environment.items() if name not in _NOT_INHERITED}
@@ -100,7 +101,7 @@ _NOT_INHERITED = (
 
 
 def _cold_start(environment: dict[str, str]) -> dict[str, float]:
-    """The seconds of each phase, and in total. The entry's id tells when Redis stored it."""
+    """The seconds of each phase, and in total. The entry's id is the time at which Redis stored it."""
     import redis
 
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as scratch, RedisProcess() as server:
@@ -162,7 +163,8 @@ def _ours(session: SparkSession, server: RedisProcess, scratch: str, sinks: int)
 
 
 def _peer(session: SparkSession, server: RedisProcess, scratch: str) -> float:
-    """The same rows, made by the same expressions in the same batches; then what people write by hand."""
+    """The peer: the same rows from the same expressions in the same batches, written with foreachPartition and
+    redis-py."""
     _empty(server)
     made = make_plan(_pipeline(server.url, scratch, 1))
     source, sink = made.pipeline.spec.source, made.pipeline.spec.sinks[0]
@@ -206,5 +208,5 @@ def _check(server: RedisProcess, sinks: int, *, stream: str | None = None) -> No
 
     with redis.Redis(port=server.port) as client:
         for number in range(sinks):
-            found = client.xlen(stream or f"events-{number}")
-            assert found == ROWS, f"{found} entries instead of {ROWS}"
+            length = client.xlen(stream or f"events-{number}")
+            assert length == ROWS, f"{length} entries instead of {ROWS}"

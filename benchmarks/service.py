@@ -69,7 +69,7 @@ async def _tracing_off_ns(rounds: int) -> float:
                 await publisher._publish(STREAM, (message,), None, None, None)
             return time.perf_counter() - began
 
-        # Everything that publish does before it stores counts, although only a comparison and a call are for tracing.
+        # All work of ``publish`` before it stores is measured, although only a comparison and a call are for tracing.
         # A subscription checks once for tracing when it begins, and once for each batch.
         added = [await publishing() - await without() for _ in range(rounds)]
     return statistics.median(added) / CALLS * 1e9

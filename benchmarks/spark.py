@@ -1,7 +1,8 @@
 """Spark against plain Python with redis-py: reading, copying exactly once, latency, and a worker's memory; and 10,000
 streams against one.
 
-local[2], warm, a redis-server of our own on the same machine. MILLSTREAM_BENCH_ENTRIES makes the stream shorter.
+local[2] after a warm-up, with a separate redis-server on the same machine. MILLSTREAM_BENCH_ENTRIES makes the stream
+shorter.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class _Bench:
                 "spark_streams_10000", streams[0], "entries/s", "one stream of the same entries", streams[1], ">= 0.3 x"
             ),
             Result("spark_latency_p50_ms", latency, "ms", goal="<= 150"),
-            Result("spark_memory", big / small, "x (the peak for a tenth)", goal="<= 1.2"),
+            Result("spark_memory", big / small, "x the peak for a tenth of the data", goal="<= 1.2"),
         ]
 
     def _fill(self, stream: str, count: int) -> None:
@@ -147,7 +148,7 @@ class _Bench:
                         if "python" in process.name():
                             peak = max(peak, process.memory_info().rss)
                     except psutil.Error:
-                        continue  # it has just ended
+                        continue  # the process has just ended
 
         watcher = threading.Thread(target=watch)
         watcher.start()

@@ -1,4 +1,4 @@
-"""Many streams in one process: how soon they are read, what they cost while idle, and how fast they are when not."""
+"""Many streams in one process: the time until all are read, the cost while they are idle, and the throughput."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPARSE_RATE = 500
 SPARSE_S = 10.0
 IDLE_S = 10.0
 HANDLED = 50_000
-"""Messages of the throughput's two sides: all in one topic, or spread over a thousand."""
+"""Messages for each side of the throughput test: all in one topic, or distributed over a thousand topics."""
 ABANDONED = 1_000_000
 ROUND_TRIP_TOPICS, ROUND_TRIPS = 1_000, 5
 
@@ -59,8 +59,8 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
 
 
 async def _run_on_cluster(cluster: ClusterSetup, rounds: int, progress: Progress) -> list[Result]:
-    """Three primaries. A read covers one slot: of a thousand topics 16 are waited for, and the nodes report writes to
-    the others."""
+    """Three primaries. A blocking read covers one slot, so 16 slots have one, and the nodes report writes to all other
+    topics."""
     nodes = [node.url for node in cluster.nodes]
     progress("1,000 topics on a cluster of three: start, idle, sparse")
     many = await measure_topics(cluster.url, 1_000, nodes)
@@ -101,7 +101,7 @@ async def empty(*nodes: str) -> None:
 
 @asynccontextmanager
 async def reading(url: str, count: int, handler: Handler) -> AsyncIterator[tuple[Broker, float]]:
-    """A router with the handler on each of so many topics; and the seconds until all of them were read."""
+    """A router with one handler for ``count`` topics, and the seconds until all of them are read."""
     async with open_broker(url) as broker:
         router = Router(broker, group_start="0")
         for name in names(count):
@@ -133,7 +133,7 @@ class Usage:
         return self
 
     async def _metadata(self) -> tuple[int, float]:
-        # What scripts call inside the server is no command that a client sent.
+        # Commands that scripts call inside the server are not counted.
         inner = ("script", "xpending", "xclaim", "zrange", "zscore", "zrangebyscore", "time", "exists")
         sent, seconds = 0, 0.0
         for server in self._servers:
@@ -145,7 +145,7 @@ class Usage:
         return sent, seconds
 
     async def end(self) -> tuple[float, float, float]:
-        """Commands a second, and the parts of a core that this process and the servers used."""
+        """Commands per second, and the CPU share of this process and of the servers."""
         seconds = time.perf_counter() - self._at
         mine = (time.process_time() - self._mine) / seconds
         commands, server = await self._metadata()
@@ -153,7 +153,7 @@ class Usage:
 
 
 async def measure_topics(url: str, count: int, nodes: Sequence[str] = ()) -> Measured:
-    """``nodes``: the servers behind the address, where they are several."""
+    """``nodes``: the servers, if the address is that of a cluster."""
     await empty(*nodes or [url])
     waits: list[float] = []
 
@@ -195,8 +195,8 @@ async def _sparse(broker: Broker, count: int, seconds: float) -> None:
 
 
 async def throughput(url: str, count: int, nodes: Sequence[str] = ()) -> float:
-    """Messages a second with a handler that does nothing, from the first that is handled to the last: what it takes to
-    start so many topics has a figure of its own."""
+    """Messages a second with a handler that does nothing, from the first handled message to the last. The time to start
+    the topics is measured separately."""
     handled = 0
     began = ended = 0.0
     done = asyncio.Event()
@@ -226,7 +226,7 @@ async def throughput(url: str, count: int, nodes: Sequence[str] = ()) -> float:
 
 
 async def topics_round_trip(url: str) -> float:
-    """Messages a second of one process that publishes a message to each topic, five times, and handles all of them."""
+    """Messages per second of one process that publishes five messages to each topic and handles all of them."""
     await empty(url)
     handled = 0
     done = asyncio.Event()
@@ -246,7 +246,7 @@ async def topics_round_trip(url: str) -> float:
 
 
 async def takeover(url: str, count: int, max_in_flight: int, at_most_s: float = 20.0) -> float:
-    """Abandoned entries of a dead consumer that are handled a second, in the first seconds."""
+    """Abandoned entries of a dead consumer that are handled per second, during the first seconds."""
     encode = codec("flat").encode
     await empty(url)
     async with open_broker(url) as broker:

@@ -35,7 +35,7 @@ KEYS = {
     "stock": ("w", "i"),
 }
 MAX_FAULTS = 100
-"""After so many faults the ledger reads no further: each fault causes others."""
+"""The ledger stops after this many faults, because each fault causes others."""
 
 _TABLES = """
 CREATE TABLE warehouse (w int PRIMARY KEY, name text NOT NULL, ytd numeric(14, 2) NOT NULL, version int NOT NULL);
@@ -331,7 +331,7 @@ class TpccLedger:
             rows[change.key] = {**(row or {}), **change.after}
 
     def _note(self, change: Change, before: dict[str, Any] | None) -> None:
-        """What the consistency conditions are computed from."""
+        """Updates the sums from which the consistency conditions are computed."""
         after = change.after
         if after is None:
             return

@@ -1,4 +1,4 @@
-"""``millstream run`` as a whole: how it scales over processes, what a worker weighs, and what being scraped costs."""
+"""``millstream run`` as a whole: how it scales over processes, the memory of a worker, and the cost of scrapes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def handle(message: Message) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """A running ``millstream run``, and the Redis behind it."""
+    """A running ``millstream run`` and its Redis."""
 
     pid: int
     port: int

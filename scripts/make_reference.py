@@ -269,7 +269,10 @@ def _retention() -> list[str]:
 def _documented(kind: type) -> list[str]:
     """Return a table of a dataclass's fields, with the docstring below each field."""
     texts = _sentences(kind)
-    rows = [f"| `{name}` | {_shown(getattr(kind(), name))} | {texts.get(name, '')} |" for name in kind.__annotations__]
+    rows = [
+        f"| `{name}` | {_default_text(getattr(kind(), name))} | {texts.get(name, '')} |"
+        for name in kind.__annotations__
+    ]
     return ["| option | default | what it is |", "|---|---|---|", *rows]
 
 
@@ -321,9 +324,9 @@ _PUBLISHER = {
 def _parameters(function: Callable[..., Any], texts: Mapping[str, str]) -> list[str]:
     """Fails for an option without a sentence."""
     rows = []
-    for name, one in inspect.signature(function).parameters.items():
-        if one.kind is one.KEYWORD_ONLY:
-            default = "must be given" if one.default is one.empty else _shown(one.default)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            default = "must be given" if parameter.default is parameter.empty else _default_text(parameter.default)
             text = texts[name].replace("CODECS", ", ".join(f"`{codec}`" for codec in sorted(codec_names())))
             rows.append(f"| `{name}` | {default} | {text} |")
     return ["| option | default | what it is |", "|---|---|---|", *rows]
@@ -384,7 +387,7 @@ def _allowed(schema: dict[str, Any]) -> str:
     if "$ref" in schema or "oneOf" in schema:
         return "see below"
     if "anyOf" in schema:
-        return _any_of([_allowed(each) for each in schema["anyOf"] if each.get("type") != "null"])
+        return _any_of([_allowed(alternative) for alternative in schema["anyOf"] if alternative.get("type") != "null"])
     match schema.get("type"):
         case "array":
             return f"a list: {_allowed(schema['items'])}"
@@ -417,10 +420,10 @@ def _text_allowed(schema: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> str:
-    least, most = schema.get("minimum"), schema.get("maximum", schema.get("exclusiveMaximum"))
-    if least is None:
+    minimum, maximum = schema.get("minimum"), schema.get("maximum", schema.get("exclusiveMaximum"))
+    if minimum is None:
         return f", more than {schema['exclusiveMinimum']:g}" if "exclusiveMinimum" in schema else ""
-    return f", {least:g} or more" if most is None or most > 2**32 else f", {least:g} to {most:,}"
+    return f", {minimum:g} or more" if maximum is None or maximum > 2**32 else f", {minimum:g} to {maximum:,}"
 
 
 def _default(info: FieldInfo, allowed: str) -> str:
@@ -433,7 +436,7 @@ def _default(info: FieldInfo, allowed: str) -> str:
         return f"`{_with_unit(value, _MILLISECONDS)}`"
     if type(value) is int and _SIZE in allowed:
         return f"`{_with_unit(value, _BYTES)}`"
-    return f"`{_yaml(value)}`" if isinstance(value, bool) else _shown(value)
+    return f"`{_yaml(value)}`" if isinstance(value, bool) else _default_text(value)
 
 
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
@@ -449,7 +452,7 @@ def _yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _shown(value: Any) -> str:
+def _default_text(value: Any) -> str:
     if value is None or value in ("", [], {}) or hasattr(value, "get_secret_value"):
         return ""
     if callable(value):
@@ -500,14 +503,14 @@ def of_pipelines() -> list[Family]:
 
 
 def _families(registry: CollectorRegistry) -> list[Family]:
-    found = []
+    families = []
     for collector in list(registry._collector_to_names):
         for family in collector.collect():
             if family.name.startswith("millstream_"):
                 name = f"{family.name}_total" if family.type == "counter" else family.name
                 labels = getattr(collector, "_labelnames", None) or getattr(family, "_labelnames", ())
-                found.append((name, family.type, _cell(family.documentation), tuple(labels)))
-    return sorted(set(found))
+                families.append((name, family.type, _cell(family.documentation), tuple(labels)))
+    return sorted(set(families))
 
 
 PACKAGES = {
@@ -544,8 +547,8 @@ IN_FLIGHT_END = "<!-- End of the in-flight table -->"
 
 def in_flight_states() -> str:
     """The page about the path of a message, with the consumer's states and transitions as the code has them."""
-    before, _, rest = IN_FLIGHT_PAGE.read_text().partition(IN_FLIGHT_BEGIN)
-    _, _, after = rest.partition(IN_FLIGHT_END)
+    before, _, from_table = IN_FLIGHT_PAGE.read_text().partition(IN_FLIGHT_BEGIN)
+    _, _, after = from_table.partition(IN_FLIGHT_END)
     transitions = list(all_transitions())
     lines = ["", "", "```mermaid", "stateDiagram-v2", "    [*] --> RECEIVED"]
     for state, event, new in transitions:
@@ -560,7 +563,7 @@ def in_flight_states() -> str:
     ]
     lines += ["| state | meaning | event and next state |", "|---|---|---|"]
     for state in State:
-        row = ", ".join(f"{event.name} → {new.name}" for here, event, new in transitions if here is state)
+        row = ", ".join(f"{event.name} → {new.name}" for source, event, new in transitions if source is state)
         lines.append(f"| {state.name} | {state.value} | {row} |")
     lines += ["", "| event | what happens to the entry |", "|---|---|"]
     lines += [f"| {event.name} | {event.value} |" for event in Event]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The quick suites, and one test with Spark, on each Python that is supported: `make pythons`, or VERSIONS="3.12" make pythons.
-# An interpreter is looked for on the path and under pyenv; one that is absent is skipped, and the summary says so.
+# Interpreters are searched on the path and under pyenv. An absent one is skipped, and the summary reports it.
 # Each gets an environment of its own (.venv-py3.12, about 1 GB); the one that `make setup` chose is tested in .venv.
 set -uo pipefail
 cd "$(dirname "$0")/.."

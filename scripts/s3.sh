@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What the tests with S3 need, in the tests' cache: Hadoop's connector with the AWS bundle, and moto in its own environment.
+# Installs what the tests with S3 need into the tests' cache: Hadoop's connector with the AWS bundle, and moto in its
+# own environment.
 set -euo pipefail
 HADOOP=3.5.0
 CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/millstream-tests"

@@ -63,8 +63,10 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.2f}"
 
 
-def reached(one: dict[str, Any]) -> bool | None:
-    return Result(one["name"], one["value"], one["unit"], one["peer"], one["peer_value"], one["goal"]).reached
+def reached(result: dict[str, Any]) -> bool | None:
+    return Result(
+        result["name"], result["value"], result["unit"], result["peer"], result["peer_value"], result["goal"]
+    ).reached
 
 
 def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
@@ -75,17 +77,17 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
         "| what | ours | unit | peer | peer's | ratio | goal |",
         "|---|---:|---|---|---:|---:|---|",
     ]
-    for one in results:
-        ours, peers = number(one["value"]), number(one["peer_value"])
-        ratio = "-" if one["ratio"] is None else f"{one['ratio']:.2f}"
+    for result in results:
+        ours, peers = number(result["value"]), number(result["peer_value"])
+        ratio = "-" if result["ratio"] is None else f"{result['ratio']:.2f}"
         cells = (
-            f"{IN_WORDS[one['name']]} (`{one['name']}`)" if one["name"] in IN_WORDS else f"`{one['name']}`",
+            f"{IN_WORDS[result['name']]} (`{result['name']}`)" if result["name"] in IN_WORDS else f"`{result['name']}`",
             ours,
-            one["unit"],
-            one["peer"] or "-",
+            result["unit"],
+            result["peer"] or "-",
             peers,
             ratio,
-            one["goal"] + (MISSED if reached(one) is False else ""),
+            result["goal"] + (MISSED if reached(result) is False else ""),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -93,7 +95,7 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     runs = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
-    results = [one for run in runs for one in run["results"]]
+    results = [result for run in runs for result in run["results"]]
     text = f"{BEGIN}\n{table(runs[0]['machine'], results)}\n{END}"
     before = README.read_text()
     pattern = re.compile(f"{BEGIN}(.*?{END})?", re.DOTALL)

@@ -15,7 +15,7 @@ from chaos.assignment_worker import SETTINGS  # isort: skip
 
 
 async def main(url: str, name: str, path: str, topic: str, partitions: int) -> None:
-    PartitionedSubscriber.__init__.__kwdefaults__["settings"] = SETTINGS  # leases as short as a trial wants them
+    PartitionedSubscriber.__init__.__kwdefaults__["settings"] = SETTINGS  # leases as short as the trial needs
     journal = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(event: str, message: Message) -> None:

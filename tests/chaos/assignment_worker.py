@@ -29,11 +29,11 @@ async def main(url: str, name: str) -> None:
     async with open_broker(url) as broker:
         client = AssignmentClient(broker, "svc", member=name, settings=SETTINGS)
         working: dict[str, asyncio.Task[None]] = {}
-        async for one in client.start():
-            if isinstance(one, StreamAdded) and one.token is not None:
-                working[one.stream] = asyncio.create_task(work(broker, one.token))
-            elif isinstance(one, StreamDisowned) and one.stream in working:
-                working.pop(one.stream).cancel()
+        async for notification in client.start():
+            if isinstance(notification, StreamAdded) and notification.token is not None:
+                working[notification.stream] = asyncio.create_task(work(broker, notification.token))
+            elif isinstance(notification, StreamDisowned) and notification.stream in working:
+                working.pop(notification.stream).cancel()
 
 
 if __name__ == "__main__":

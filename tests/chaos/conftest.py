@@ -33,9 +33,9 @@ def ledger(tmp_path: Path) -> HandlingLedger:
 @pytest.fixture
 def crews() -> Iterator[list[Crew]]:
     """All worker processes are ended, also if the test fails."""
-    some: list[Crew] = []
-    yield some
-    for crew in some:
+    batch: list[Crew] = []
+    yield batch
+    for crew in batch:
         for process in crew.processes:
             process.kill()
             process.wait()

@@ -36,7 +36,7 @@ class Crew:
 
     def look_after(self) -> None:
         """Records the workers that died and starts new ones."""
-        for process in [one for one in self.processes if one.poll() is not None]:
+        for process in [item for item in self.processes if item.poll() is not None]:
             self._dead_letter(process)
             self.hire()
 
@@ -54,7 +54,7 @@ class Crew:
         """Running workers that have started a handler; workers that died are recorded and replaced."""
         self.look_after()
         at_work = self.at_work()
-        return [one for one in self.processes if one.pid in at_work]
+        return [process for process in self.processes if process.pid in at_work]
 
     async def all_at_work(self) -> None:
         await eventually(lambda: len(self.any_at_work()) == len(self.processes), what="all at work", timeout_s=60)

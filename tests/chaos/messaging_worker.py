@@ -66,7 +66,7 @@ async def main(url: str, topic: str, directory: str, options: dict[str, Any]) ->
         beating = asyncio.create_task(ledger.keep_heartbeat(silent_s=silent_s, held=held, through=broker.ping))
 
         async def consume_all() -> None:
-            await asyncio.gather(*(subscriber.consume(one, handle) for one in topics))
+            await asyncio.gather(*(subscriber.consume(item, handle) for item in topics))
 
         await run_until_signalled(consume_all(), subscriber.close)
         beating.cancel()

@@ -201,7 +201,7 @@ class ReadingPart(Part):
 
     async def settled(self) -> bool:
         for stream in self.streams:
-            groups = [one for one in await self.steady.group_info(stream) if one.name == GROUP]
+            groups = [group for group in await self.steady.group_info(stream) if group.name == GROUP]
             if not groups or groups[0].pending or groups[0].lag:
                 return False
         return set(self.sent) <= await self.finished()
@@ -324,10 +324,10 @@ class ReplayPart(Part):
             self.foreign.append(error)
 
     async def verdict(self) -> str:
-        left = await self.steady.xlen(self.dlq)
+        remaining = await self.steady.xlen(self.dlq)
         there = Counter(published([entry.fields for entry in await self.steady.xrange(self.name)]))
         wrong = {token: there[token] for token in self.sent if there[token] != 2}
-        return f"{left} letters left, there other than twice: {wrong}" if left or wrong else ""
+        return f"{remaining} letters left, there other than twice: {wrong}" if remaining or wrong else ""
 
 
 class AssignedPart(ReadingPart):

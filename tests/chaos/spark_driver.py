@@ -153,15 +153,15 @@ def worker_killed(asked: dict[str, Any]) -> None:
         import psutil
 
         while not done.wait(chance.uniform(0.3, 0.8)) and len(kills) < 3:
-            found: list[psutil.Process] = []
+            result: list[psutil.Process] = []
             for process in psutil.Process().children(recursive=True):
                 try:
                     if "pyspark.worker" in " ".join(process.cmdline()):
-                        found += process.children()
+                        result += process.children()
                 except psutil.Error:
                     continue  # it has ended, but its parent has not waited for it yet: only the others count
-            if found:
-                victim = chance.choice(found)
+            if result:
+                victim = chance.choice(result)
                 os.kill(victim.pid, signal.SIGKILL)
                 kills.append(victim.pid)
 
@@ -181,7 +181,7 @@ def worker_killed(asked: dict[str, Any]) -> None:
 
 
 def _numbers(spark: SparkSession, asked: dict[str, Any]) -> DataFrame:
-    """Wide rows in small batches: what fits into the buffers on the way would reach the sink only at the end."""
+    """Wide rows in small batches: rows that fit into the buffers would reach the sink only at the end."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "200")
     return spark.range(0, asked["rows"], 1, 4).selectExpr("lpad(cast(id AS STRING), 1000, '0') AS value")
 

@@ -1,6 +1,6 @@
 """The parts of Spark's source and of a pipeline's queue, driven as Spark drives them, without a session around them.
 
-What Spark does after an error it does here too: the same batch again, from the offset that was last finished.
+After an error the same batch is repeated from the last finished offset, as Spark does.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class SparkSourcePart(BatchesPart):
         end = self._reader.latestOffset(self._finished, ReadAllAvailable())
         if end == self._finished:
             return
-        found = [
+        result = [
             value.decode()
             for partition in self._reader.partitions(self._finished, end)
             for rows in self._reader.read(partition)
             for value in rows.column("value").to_pylist()
         ]
-        self._read.update(found)  # as a sink that stores a batch atomically
+        self._read.update(result)  # as a sink that stores a batch atomically
         self._finished = end
 
     async def verdict(self) -> str:

@@ -45,13 +45,13 @@ class Journal:
     def lines(self) -> list[Line]:
         if not self.path.exists():
             return []
-        found = []
+        result = []
         for text in self.path.read_text().splitlines(keepends=True):
             if not text.endswith("\n"):
                 break  # it is being written at this moment
             at, member, event, key, number = text.split()
-            found.append(Line(float(at), member, event, key, int(number)))
-        return sorted(found)
+            result.append(Line(float(at), member, event, key, int(number)))
+        return sorted(result)
 
     def done(self) -> set[tuple[str, int]]:
         return {(line.key, line.number) for line in self.lines() if line.event == "done"}
@@ -59,24 +59,24 @@ class Journal:
     def late(self, member: str) -> list[Line]:
         """Messages that the member started after another member had finished them."""
         finished: dict[tuple[str, int], str] = {}
-        found = []
+        result = []
         for line in self.lines():
             if line.event == "done":
                 finished.setdefault((line.key, line.number), line.member)
             elif line.member == member and finished.get((line.key, line.number), member) != member:
-                found.append(line)
-        return found
+                result.append(line)
+        return result
 
     def overtaking(self) -> list[Line]:
         """Messages that were started before the previous message of their key was finished by a member."""
         done: set[tuple[str, int]] = set()
-        found = []
+        result = []
         for line in self.lines():
             if line.event == "done":
                 done.add((line.key, line.number))
             elif line.number > 0 and (line.key, line.number - 1) not in done:
-                found.append(line)
-        return found
+                result.append(line)
+        return result
 
     def of(self, member: str) -> list[Line]:
         return [line for line in self.lines() if line.member == member]

@@ -61,7 +61,7 @@ class Fleet:
         return {entries[0].text("member") if entries else "" for entries in last}
 
     def written_by_all_but(self, name: str) -> bool:
-        return name not in (found := self.writers()) and "" not in found
+        return name not in (result := self.writers()) and "" not in result
 
 
 @contextmanager

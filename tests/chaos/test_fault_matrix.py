@@ -34,7 +34,7 @@ from support.proxied import AnsweringProxies, Servers, each
 IN_FULL = int(os.environ.get("TRIALS", "2")) > 2
 AT_A_TIME = 8
 PARTS: list[type[Part]] = [
-    *(writing(one) for one in ASYNC_WRITERS),
+    *(writing(item) for item in ASYNC_WRITERS),
     SparkSinkPart,
     SparkSourcePart,
     SinkQueuePart,
@@ -81,12 +81,12 @@ def pairs(cell: Cell) -> set[tuple[str, str]]:
 def pairwise() -> list[Cell]:
     """A small set of cells that covers every pair: each next cell covers the most pairs that are still uncovered."""
     chosen: list[Cell] = []
-    left, unmet = every_cell(), set[tuple[str, str]]().union(*map(pairs, every_cell()))
+    remaining, unmet = every_cell(), set[tuple[str, str]]().union(*map(pairs, every_cell()))
     while unmet:
-        best = max(left, key=lambda cell: len(pairs(cell) & unmet))
+        best = max(remaining, key=lambda cell: len(pairs(cell) & unmet))
         chosen.append(best)
         unmet -= pairs(best)
-        left.remove(best)
+        remaining.remove(best)
     return chosen
 
 
@@ -121,8 +121,8 @@ async def test_every_part_meets_every_fault(servers: Servers, part: type[Part]) 
 
     async def tried(fault: FaultRow, phase: Phase) -> str:
         async with turns:
-            what = await meets(servers, part, fault, phase)
-        return f"{fault.name}, {phase.value} ({fault.follows(phase).value}): {what}" if what else ""
+            description = await meets(servers, part, fault, phase)
+        return f"{fault.name}, {phase.value} ({fault.follows(phase).value}): {description}" if description else ""
 
     verdicts = await asyncio.gather(*(tried(*cell) for kind, *cell in CELLS if kind is part))
     problems = [verdict for verdict in verdicts if verdict]

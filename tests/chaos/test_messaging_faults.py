@@ -48,14 +48,14 @@ async def broker(url: str) -> AsyncIterator[Broker]:
 async def send(broker: Broker, ledger: HandlingLedger, tokens: list[str]) -> None:
     async with Publisher(broker) as publisher:
         for at in range(0, len(tokens), 20):
-            some = tokens[at : at + 20]
-            await publisher.publish(TOPIC, *(Message(token.encode()) for token in some))
-            ledger.sent(*some)
+            batch = tokens[at : at + 20]
+            await publisher.publish(TOPIC, *(Message(token.encode()) for token in batch))
+            ledger.sent(*batch)
 
 
 class Sending:
-    """Publishes jobs while the block lasts, never many more than are handled: how long a worker takes to start, or a
-    fault to happen, is the machine's choice, and there is always work meanwhile."""
+    """Publishes jobs while the block lasts, never many more than are handled: the time until a worker starts or a fault
+    happens depends on the machine, and there is always work meanwhile."""
 
     def __init__(self, broker: Broker, ledger: HandlingLedger) -> None:
         self._broker = broker
@@ -99,7 +99,7 @@ async def finish(broker: Broker, ledger: HandlingLedger, crew: Crew, *, timeout_
 
     await eventually(all_settled, what="everything settled", timeout_s=timeout_s)
     crew.dismiss()
-    ledger.dead_lettered(*[payload(one.fields) for one in await broker.xrange(companion_key(TOPIC, "dlq"))])
+    ledger.dead_lettered(*[payload(entry.fields) for entry in await broker.xrange(companion_key(TOPIC, "dlq"))])
     verdict = ledger.verdict()
     print(verdict, f"deaths {crew.deaths}")
     return verdict

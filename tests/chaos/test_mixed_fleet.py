@@ -70,12 +70,12 @@ async def go_process(program: Path, server: RedisProcess, name: str) -> AsyncIte
 
 async def holders(broker: Broker) -> dict[str, set[str]]:
     """Each announced stream, and the owners of its locks, under any of its announcements."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for entry in await broker.xrange("mixed-input"):
         stream = Announcement.parse(entry.fields).stream
         holder = await broker.get(f"{stream}<MUTEX_KEY_SEP>{entry.id}")
-        found.setdefault(stream, set()).update({holder.decode()} if holder else set())
-    return found
+        result.setdefault(stream, set()).update({holder.decode()} if holder else set())
+    return result
 
 
 @pytest.mark.chaos

@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300 + 60 * TIMES)]
 
 
 class EventWriter(OnceWriter):
-    """What Spark copies."""
+    """Writes the stream that Spark copies."""
 
     async def write(self, tokens: list[str]) -> None:
         await self.once.append([{"event": token} for token in tokens])
@@ -91,7 +91,7 @@ class Members:
         await broker.xadd(f"{SERVICE}-input", Announcement(PublisherWriter.kind).fields())
         running = [asyncio.create_task(member.run()) for member in self._members]
         yield
-        assert not [one for one in running if one.done()], "a member ended by itself"
+        assert not [task for task in running if task.done()], "a member ended by itself"
         await asyncio.gather(*(member.close() for member in self._members))
         await asyncio.gather(*running)
 
@@ -107,21 +107,21 @@ async def run(
     """Runs all writers and readers while ``shake`` is called again and again; then returns the account."""
     ledger_directory = directory / "ledger"
     async with open_broker(url, deadline_ms=20_000) as broker, open_broker(url) as other, open_broker(url) as steady:
-        some = writers(broker, durability)
+        batch = writers(broker, durability)
         members = Members([broker, other])
         driver = copying(url, directory, durability) if spark else None
         try:
             with relays(url, PublisherWriter.kind, ledger_directory, 2) as crew:
-                writing = [asyncio.create_task(writer.run()) for writer in some]
+                writing = [asyncio.create_task(writer.run()) for writer in batch]
                 async with members.at_work(steady):
                     for number in range(TIMES):
-                        await all_continue(some)
+                        await all_continue(batch)
                         await asyncio.to_thread(shake, number)
-                    await all_continue(some)
-                    for writer in some:
+                    await all_continue(batch)
+                    for writer in batch:
                         writer.stop()
                     await asyncio.gather(*writing)
-                    stored = await settled(steady, some, members)
+                    stored = await settled(steady, batch, members)
                 assert len(crew.pids) == 2, "a worker ended by itself"
                 assert crew.dismiss() == [0, 0]
             if driver is not None:
@@ -129,13 +129,13 @@ async def run(
         finally:
             if driver is not None and driver.process.poll() is None:
                 driver.kill()
-        for writer in some:
+        for writer in batch:
             await writer.close()
-        return await account(steady, some, members, stored)
+        return await account(steady, batch, members, stored)
 
 
 def copying(url: str, directory: Path, durability: Durability | None) -> Driver:
-    """Asks for as much as the writers do: a query that reads what no replica has sees it taken back."""
+    """Uses the durability of the writers: a failover could remove entries that were read before a replica had them."""
     level = {"durability": str(durability)} if durability is not None else {}
     source = {"subscribe": COPIED, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000", **level}
     checkpoint = str(directory / "checkpoint")
@@ -143,7 +143,7 @@ def copying(url: str, directory: Path, durability: Durability | None) -> Driver:
 
 
 async def copied(broker: Broker, driver: Driver) -> None:
-    """The very same query goes on until everything is there."""
+    """Restarts the same query until the copy is complete."""
     wanted = await broker.xlen(COPIED)
 
     async def all_there() -> bool:
@@ -153,21 +153,21 @@ async def copied(broker: Broker, driver: Driver) -> None:
     await eventually(all_there, what="the copy", timeout_s=180)
 
 
-async def all_continue(some: list[Writer]) -> None:
-    before = [writer.answered for writer in some]
+async def all_continue(batch: list[Writer]) -> None:
+    before = [writer.answered for writer in batch]
 
     def waiting() -> list[str]:
-        return [writer.stream for writer, count in zip(some, before, strict=True) if writer.answered <= count]
+        return [writer.stream for writer, count in zip(batch, before, strict=True) if writer.answered <= count]
 
     try:
         await eventually(lambda: not waiting(), what="every writer to be answered", timeout_s=90)
     except TimeoutError:
         raise AssertionError(
-            f"not answered any more: {waiting()}, {[(w.stream, w.errors, w.foreign[:2]) for w in some]}"
+            f"not answered any more: {waiting()}, {[(w.stream, w.errors, w.foreign[:2]) for w in batch]}"
         ) from None
 
 
-async def settled(broker: Broker, some: list[Writer], members: Members) -> dict[str, list[str]]:
+async def settled(broker: Broker, batch: list[Writer], members: Members) -> dict[str, list[str]]:
     groups: list[GroupInfo] = []
 
     async def all_handled() -> bool:
@@ -178,62 +178,64 @@ async def settled(broker: Broker, some: list[Writer], members: Members) -> dict[
         except MillstreamError:
             return False
         # Not the lag: after a failover a new primary does not know how many entries were read.
-        return len(groups) == 2 and not any(one.pending or one.last_delivered < last[0].id for one in groups)
+        return len(groups) == 2 and not any(group.pending or group.last_delivered < last[0].id for group in groups)
 
     async def none_late() -> bool:
-        return not (await some[2].balance(broker)).lost
+        return not (await batch[2].balance(broker)).lost
 
     try:
         await eventually(all_handled, what="everything to be handled", timeout_s=300)
     except TimeoutError:
         raise AssertionError(f"not everything is handled: {groups}") from None
     await eventually(none_late, what="what was delayed", timeout_s=60)
-    return {writer.stream: await writer.stored(broker) for writer in some}
+    return {writer.stream: await writer.stored(broker) for writer in batch}
 
 
-async def account(broker: Broker, some: list[Writer], members: Members, stored: dict[str, list[str]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"confirmed": 0, "lost": 0, "twice": 0, "unconfirmed": 0, "refused": [], "foreign": []}
-    for writer in some:
+async def account(
+    broker: Broker, batch: list[Writer], members: Members, stored: dict[str, list[str]]
+) -> dict[str, Any]:
+    result: dict[str, Any] = {"confirmed": 0, "lost": 0, "twice": 0, "unconfirmed": 0, "refused": [], "foreign": []}
+    for writer in batch:
         balance = writer.ledger.balance(stored[writer.stream])
         print(f"{writer.stream:12} {balance} errors {dict(writer.errors)}")
-        found["confirmed"] += balance.confirmed
-        found["lost"] += len(balance.lost)
-        found["twice"] += len(balance.duplicated)
-        found["foreign"] += writer.foreign
+        result["confirmed"] += balance.confirmed
+        result["lost"] += len(balance.lost)
+        result["twice"] += len(balance.duplicated)
+        result["foreign"] += writer.foreign
         for error in (*writer.refused, *(() if writer.repeats else writer.passing)):
             # Stored, but not confirmed by enough replicas in time: the caller receives that error, as promised.
             if isinstance(error, DurabilityUnavailable):
-                found["unconfirmed"] += 1
+                result["unconfirmed"] += 1
             else:
-                found["refused"].append(error)
+                result["refused"].append(error)
     outputs = set(published([entry.fields for entry in await broker.xrange("outputs")]))
     inputs = set(stored[PublisherWriter.kind])
-    found["not put out"] = len(inputs - outputs)
-    found["not handled by members"] = len(inputs - members.handled.keys())
+    result["not put out"] = len(inputs - outputs)
+    result["not handled by members"] = len(inputs - members.handled.keys())
     copies = Counter(entry.fields[b"event"].decode() for entry in await broker.xrange(COPY))
     if copies:
-        found["not copied"] = len(set(stored[COPIED]) - copies.keys())
-        found["copied twice"] = sum(count > 1 for count in copies.values())
-    print(found)
-    return found
+        result["not copied"] = len(set(stored[COPIED]) - copies.keys())
+        result["copied twice"] = sum(count > 1 for count in copies.values())
+    print(result)
+    return result
 
 
-def judge(found: dict[str, Any]) -> None:
-    assert found.pop("confirmed") > 0
-    found.pop("unconfirmed")
-    assert not any(found.values()), found
+def judge(result: dict[str, Any]) -> None:
+    assert result.pop("confirmed") > 0
+    result.pop("unconfirmed")
+    assert not any(result.values()), result
 
 
 async def test_planned_failovers_with_two_replicas_lose_nothing_that_both_have_confirmed(tmp_path: Path) -> None:
     with SentinelSetup(replicas=2) as setup:
-        found = await run(
+        result = await run(
             setup.url,
             tmp_path,
             lambda number: setup.switch() and None,
             durability=replicated(2, timeout_ms=2_000),
             spark=TRIALS > 2,
         )
-    judge(found)
+    judge(result)
 
 
 async def test_slots_moved_to_a_node_without_our_scripts_lose_nothing(tmp_path: Path) -> None:
@@ -253,8 +255,8 @@ async def test_slots_moved_to_a_node_without_our_scripts_lose_nothing(tmp_path: 
                 ask(target, "SCRIPT", "FLUSH")
                 setup.move(slot, target, between=lambda: pause(chance))
 
-        found = await run(setup.url, tmp_path, reshard, durability=None, spark=TRIALS > 2)
-    judge(found)
+        result = await run(setup.url, tmp_path, reshard, durability=None, spark=TRIALS > 2)
+    judge(result)
 
 
 def pause(chance: random.Random) -> None:

@@ -153,7 +153,8 @@ class Work:
             Subscriber(broker, group=GROUP, consumer=f"c{number}", **QUICK) for number, broker in enumerate(brokers[1:])
         ]
         self.reading = [
-            asyncio.create_task(one.consume(TOPIC, self._handle, publish_to=OUT)) for one in self.subscribers
+            asyncio.create_task(subscriber.consume(TOPIC, self._handle, publish_to=OUT))
+            for subscriber in self.subscribers
         ]
         self.writing = [asyncio.create_task(self._write()) for _ in range(4)]
 
@@ -223,7 +224,7 @@ async def test_no_confirmed_write_is_lost_by_an_operator_action(servers: Servers
             return await brokers.enter_async_context(open_broker(url, **options))
 
         root = await reach(servers.url, deadline_ms=60_000)
-        operator = Operator(servers, root, [await reach(one.url, deadline_ms=60_000) for one in each(servers)])
+        operator = Operator(servers, root, [await reach(item.url, deadline_ms=60_000) for item in each(servers)])
         work = Work([await reach(servers.url) for _ in range(3)])
         await work.go_on()
         await action(operator)

@@ -1,6 +1,6 @@
 """Members lose their server for longer than the claim time, and lose it again while they recover.
 
-So replies are lost of everything that they do then: reads, claims, counts, heartbeats, outcomes. In the end nothing may
+So replies to all kinds of requests are lost: reads, claims, counts, heartbeats, outcomes. In the end nothing may
 stay pending or in flight, and every member must still be able to claim entries.
 """
 
@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 COLUMNS = [
     *(("redis", kind) for kind in KINDS),
-    ("cluster", "outputs"),  # which lie in another slot than what they are made of
+    ("cluster", "outputs"),  # streams in another slot than those of the input
     *(pytest.param("cluster", kind, marks=pytest.mark.at_length) for kind in ("acknowledged", "in order")),
 ]
 
@@ -79,13 +79,13 @@ class Members:
         ways = self._ways if self._chance.random() < 0.7 else [self._chance.choice(self._ways)]
         nodes = range(len(self._ways[0]))
         cut = nodes if self._chance.random() < 0.5 else [self._chance.choice(nodes)]
-        some = [way[node] for way in ways for node in cut]
+        batch = [way[node] for way in ways for node in cut]
         while True:
-            for proxy in some:
+            for proxy in batch:
                 proxy.closed = True
                 proxy.cut_all()
             await asyncio.sleep(self._chance.choice([0, 0.3, 1.2 * CLAIM_MS / 1000, 2 * CLAIM_MS / 1000]))
-            for proxy in some:
+            for proxy in batch:
                 proxy.closed = False
             if self._chance.random() < 0.4:
                 break
@@ -108,9 +108,9 @@ async def test_nothing_stays_pending_or_in_flight_after_outages(trial: int, serv
 
         async def publish() -> None:
             while True:
-                some = [b"%d" % (len(sent) + n) for n in range(chance.randrange(1, 40))]
-                await publisher.publish("orders", *(Message(one, {"key": f"k{one[-1]}"}) for one in some))
-                sent.extend(some)
+                batch = [b"%d" % (len(sent) + n) for n in range(chance.randrange(1, 40))]
+                await publisher.publish("orders", *(Message(item, {"key": f"k{item[-1]}"}) for item in batch))
+                sent.extend(batch)
                 await asyncio.sleep(chance.random() * 0.03)
 
         await members.start(servers)

@@ -79,7 +79,7 @@ def test_pipeline_killed_at_random_moments_loses_and_duplicates_nothing(kind: st
             finally:
                 running.kill()
             print(f"killed {trial + 1} with {length()} of {ROWS} rows in the stream")
-        # Whatever the clock says is due by now is drained; the rest comes as its time comes.
+        # Rows that are due are read now; later rows when they are due.
         drained = False
         while not drained or length() < ROWS or client.xlen("optional") < ROWS:
             PipelineProcess(spec, "--once").finish(240)
@@ -128,7 +128,7 @@ def after(client: redis.Redis, stream: str) -> list[dict[str, Any]]:
 
 
 def fill_pairs(client: redis.Redis, dice: random.Random) -> Found:
-    """Every number twice, the second one near the first or far from it; what must come out is each of them once."""
+    """Adds every number twice, the second one near the first or far from it. Each must be in the output once."""
     order = [*range(PAIRS)]
     for number in range(PAIRS):
         order.insert(min(len(order), order.index(number) + dice.choice([1, 5, 60])), number)
@@ -138,7 +138,7 @@ def fill_pairs(client: redis.Redis, dice: random.Random) -> Found:
 
 
 def fill_windows(client: redis.Redis, dice: random.Random) -> Found:
-    """Numbers in the order of their times; what must come out is every window of every group once, with its sum."""
+    """Adds numbers in the order of their times. The output must have every window of every group once, with its sum."""
     sums: dict[tuple[int, int], list[int]] = {}
     for number in range(2 * PAIRS):
         at = START_MS + number * STEP_MS

@@ -113,10 +113,10 @@ async def test_nothing_is_deleted_before_every_group_has_acknowledged_it(
         async def publish() -> None:
             for start in range(0, MESSAGES, 50):
                 await eventually(is_short, what="acknowledged entries are deleted", timeout_s=90)
-                some = tokens[start : start + 50]
-                await publisher.publish(TOPIC, *(Message(token.encode()) for token in some))
+                batch = tokens[start : start + 50]
+                await publisher.publish(TOPIC, *(Message(token.encode()) for token in batch))
                 for ledger in ledgers.values():
-                    ledger.sent(*some)
+                    ledger.sent(*batch)
 
         fleet.start(3)
         publishing = asyncio.create_task(publish())

@@ -86,7 +86,7 @@ def _take(sock: socket.socket, reader: hiredis.Reader) -> object:
 
 
 class Ledger:
-    """What must be there, over all trials."""
+    """The expected content, over all trials."""
 
     def __init__(self) -> None:
         self.added: dict[bytes, list[bytes]] = {}
@@ -105,17 +105,17 @@ class Ledger:
     def check(self, ask) -> None:
         for stream, values in self.added.items():
             entries = ask(b"XRANGE", stream, b"-", b"+")
-            found = [fields[1] for _, fields in entries]
-            stored = set(found)
+            result = [fields[1] for _, fields in entries]
+            stored = set(result)
             missing = [value for value in values if value not in stored]
             assert not missing, f"{len(missing)} answered entries are lost, the first is {missing[0]!r}"
-            assert len(found) == len(stored), "an entry is there twice"
+            assert len(result) == len(stored), "an entry is there twice"
             answered = set(values)
-            assert [value for value in found if value in answered] == values, (
+            assert [value for value in result if value in answered] == values, (
                 "the order of answers is not the order stored"
             )
             self.unanswered += len(stored - answered)
-            self.added[stream] = found
+            self.added[stream] = result
             assert [entry[0] for entry in entries] == sorted((entry[0] for entry in entries), key=_number)
             assert ask(b"XLEN", stream) == len(entries)
             first, second = (int(ask(b"GET", name + stream) or 0) for name in (b"a", b"b"))
@@ -165,7 +165,7 @@ Journal.append = append
 
 @pytest.mark.chaos
 def test_harness_notices_a_server_that_replies_before_it_writes(tmp_path):
-    # Which of the unwritten answers is missed first (an entry, an acknowledgement, a delivery, half a pair) is chance.
+    # It is random which unwritten reply is missed first: an entry, an acknowledgement, a delivery, or half a pair.
     with pytest.raises(AssertionError, match=r"lost|forgotten|half a transaction"):
         kill_again_and_again(["--dir", tmp_path / "data"], 3, planted=ANSWERS_TOO_EARLY)
 
@@ -185,7 +185,7 @@ def kill_again_and_again(options, trials: int, planted: str = "") -> Ledger:
             for writer in writers:
                 writer.start()
             if trial % 2:
-                ask(b"BGREWRITEAOF")  # some kills are to fall into the middle of a rewrite, others behind it
+                ask(b"BGREWRITEAOF")  # some kills hit a running rewrite, others follow it
             timer = threading.Timer(dice.uniform(0.05, 1.5), process.kill)
             timer.start()
             for writer in writers:

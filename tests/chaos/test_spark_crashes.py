@@ -1,4 +1,4 @@
-"""Drivers, tasks, workers and Redis die at random moments; afterwards every row is there, and none of them twice."""
+"""Drivers, tasks, workers and Redis are killed at random moments; afterwards every row is stored exactly once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOURCE = {**FROM_THE_START, "maxOffsetsPerTrigger": str(ROWS // 8), "minPartitio
 
 
 class Driver:
-    """A Spark driver as a process group of its own: killing it takes its JVM and its workers along."""
+    """A Spark driver as a process group of its own: a kill also ends its JVM and its workers."""
 
     def __init__(self, command: str, where: Path, **asked: Any) -> None:
         path = os.pathsep.join(filter(None, sys.path))
@@ -51,7 +51,7 @@ class Driver:
         self.errors.close()
 
     def said(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """The end of its standard error."""
         self.errors.seek(0)
         return self.errors.read()[-6000:]
 
@@ -88,9 +88,9 @@ def balance(url: str, count: int = ROWS) -> tuple[int, int]:
     ledger.sending(*range(count))
     ledger.confirmed(*range(count))
     with open_blocking_broker(url) as broker:
-        found = ledger.balance(int(entry.fields[b"event"]) for entry in broker.xrange("out"))
-    assert not found.invented
-    return len(found.lost), sum(found.duplicated.values()) - len(found.duplicated)
+        stored = ledger.balance(int(entry.fields[b"event"]) for entry in broker.xrange("out"))
+    assert not stored.invented
+    return len(stored.lost), sum(stored.duplicated.values()) - len(stored.duplicated)
 
 
 def length(url: str) -> int:
@@ -123,7 +123,7 @@ planted = pytest.mark.skipif(TRIALS < 5, reason="planted faults that take a minu
     ("delivery", "doubled"), [("exactly_once", 0), pytest.param("at_least_once", 500, marks=planted)]
 )
 def test_a_driver_killed_between_the_sinks_write_and_sparks_commit(delivery, doubled, redis_url, drivers, tmp_path):
-    """At least once, the same kill doubles the batch: so it hits, and the count would see it."""
+    """With delivery at least once, the same kill duplicates the batch, which shows that the kill and the count work."""
     fill(redis_url, 1500)
     asked = {"url": redis_url, "source": SOURCE, "checkpoint": str(tmp_path / "checkpoint")}
     asked["sink"] = {"stream": "out", "delivery": delivery}
@@ -166,25 +166,25 @@ def test_redis_killed_and_loading_while_a_query_runs(drivers, tmp_path):
 
 
 def with_fault(drivers: Any, url: str, fault: str, **sink: str) -> tuple[str, tuple[int, int]]:
-    """What the driver said, and (lost, doubled)."""
+    """The output of the driver, and the numbers of lost and duplicated rows."""
     print(f"SEED={SEED}")
     asked: dict[str, Any] = {"url": url, "rows": 20_000, "seed": SEED, "master": "local[2,8]"}
     asked["sink"] = {"stream": "out", "chunkRows": "90", **sink}
     if fault == "rivals":
         rival = drivers(fault, **asked, hangs=True)
         drivers(fault, **asked, hangs=False).finish()
-        said = rival.finish()
+        output = rival.finish()
     else:
-        said = drivers(fault, **asked).finish()
-    return said, balance(url, 20_000)
+        output = drivers(fault, **asked).finish()
+    return output, balance(url, 20_000)
 
 
 @pytest.mark.parametrize("fault", ["flaky", pytest.param("rivals", marks=pytest.mark.at_length), "worker_killed"])
 def test_tasks_that_die_hang_or_are_repeated_add_each_row_once(fault: str, redis_url, drivers):
-    said, found = with_fault(drivers, redis_url, fault, txnAppId="job", txnVersion="1")
-    assert found == (0, 0), f"(lost, doubled), SEED={SEED}"
+    output, result = with_fault(drivers, redis_url, fault, txnAppId="job", txnVersion="1")
+    assert result == (0, 0), f"(lost, doubled), SEED={SEED}"
     if fault == "worker_killed":
-        assert "killed 0" not in said
+        assert "killed 0" not in output
 
 
 @planted

@@ -144,7 +144,7 @@ class PublisherWriter(Writer):
     async def write(self, tokens: list[str]) -> None:
         ids = await self.publisher.publish(self.stream, *(Message(token.encode()) for token in tokens))
         assert len(ids) == len(tokens)
-        known = [one for one in ids if one is not None]
+        known = [entry_id for entry_id in ids if entry_id is not None]
         assert known == sorted(set(known)), f"ids that cannot be of these messages: {ids}"
         self.ids.update(zip(tokens, ids, strict=True))
 

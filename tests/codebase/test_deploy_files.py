@@ -35,8 +35,8 @@ def variables() -> Iterator[str]:
     """Environment variables that commands read."""
     yield from ("MILLSTREAM_URL", "MILLSTREAM_HTTP_TOKEN")
     for command in COMMANDS.values():
-        for one in command.params:
-            yield from [one.envvar] if isinstance(one.envvar, str) else one.envvar or ()
+        for parameter in command.params:
+            yield from [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or ()
 
 
 VARIABLES = set(variables())
@@ -47,13 +47,15 @@ def check_command(words: list[str]) -> None:
     """Raises AssertionError where ``millstream`` has no such command, or the command no such option."""
     name = next((name for count in (2, 1) if (name := " ".join(words[:count])) in COMMANDS), None)
     assert name is not None, f"millstream has no command {words[:2]}"
-    options = {text: one for one in COMMANDS[name].params for text in (*one.opts, *one.secondary_opts)}
-    rest = iter(words[len(name.split()) :])
-    for word in rest:
+    options = {
+        text: parameter for parameter in COMMANDS[name].params for text in (*parameter.opts, *parameter.secondary_opts)
+    }
+    remaining = iter(words[len(name.split()) :])
+    for word in remaining:
         if word.startswith("-"):
             assert word in options, f"millstream {name} has no option {word}"
             if not getattr(options[word], "is_flag", False):
-                value = next(rest, None)
+                value = next(remaining, None)
                 assert value is not None, f"{word} lacks its value"
                 assert not value.startswith("--"), f"{word} lacks its value"
 
@@ -68,43 +70,45 @@ def instructions(stage: str) -> list[tuple[str, str]]:
     """The instructions of one stage of the Dockerfile, with continued lines joined."""
     text = re.sub(r"\\\n\s*", " ", (DEPLOY / "Dockerfile").read_text())
     lines = [line.partition(" ")[::2] for line in text.splitlines() if line and not line.startswith("#")]
-    first = next(at for at, (word, rest) in enumerate(lines) if word == "FROM" and rest.endswith(f" AS {stage}"))
+    first = next(
+        at for at, (word, arguments) in enumerate(lines) if word == "FROM" and arguments.endswith(f" AS {stage}")
+    )
     after = [at for at, (word, _) in enumerate(lines) if word == "FROM" and at > first]
-    return [(word, rest.strip()) for word, rest in lines[first : after[0] if after else None]]
+    return [(word, arguments.strip()) for word, arguments in lines[first : after[0] if after else None]]
 
 
 @pytest.mark.parametrize("stage", ["worker", "pipeline"])
 def test_image_runs_millstream_unprivileged_without_a_shell_and_checks_health(stage: str) -> None:
-    found = dict(instructions(stage))
-    assert json.loads(found["ENTRYPOINT"]) == ["millstream"]
-    assert json.loads(found["CMD"]) == ["--help"]
-    assert found["USER"] == "10001:10001"
-    check = json.loads(found["HEALTHCHECK"].partition("CMD ")[2])
+    result = dict(instructions(stage))
+    assert json.loads(result["ENTRYPOINT"]) == ["millstream"]
+    assert json.loads(result["CMD"]) == ["--help"]
+    assert result["USER"] == "10001:10001"
+    check = json.loads(result["HEALTHCHECK"].partition("CMD ")[2])
     compile(check[2], "healthcheck", "exec")
-    assert "HEALTH_URL=http://127.0.0.1:" in found["ENV"]
+    assert "HEALTH_URL=http://127.0.0.1:" in result["ENV"]
 
 
 def test_images_copy_only_what_the_repository_has() -> None:
     for stage in ("source", "worker", "pipeline"):
-        for word, rest in instructions(stage):
-            if word == "COPY" and "--from" not in rest:
-                assert not [name for name in rest.split()[:-1] if not (ROOT / name).exists()]
+        for word, arguments in instructions(stage):
+            if word == "COPY" and "--from" not in arguments:
+                assert not [name for name in arguments.split()[:-1] if not (ROOT / name).exists()]
     allowed = [line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"]
-    copied = [rest for word, rest in instructions("source") if word == "COPY"]
-    assert sorted(allowed) == sorted(name for rest in copied for name in rest.split()[:-1])
+    copied = [arguments for word, arguments in instructions("source") if word == "COPY"]
+    assert sorted(allowed) == sorted(name for arguments in copied for name in arguments.split()[:-1])
 
 
 @pytest.mark.parametrize("service", ["worker", "dashboard", "pipeline"])
 def test_compose_services_are_hardened_and_run_commands_that_exist(service: str) -> None:
-    found = compose()["services"][service]
-    check_command(found["command"])
-    assert found["read_only"] is True
-    assert found["cap_drop"] == ["ALL"]
-    assert "MILLSTREAM_HTTP_TOKEN" in found["environment"], "off loopback a token is required"
-    for volume in found.get("volumes", ()):
+    result = compose()["services"][service]
+    check_command(result["command"])
+    assert result["read_only"] is True
+    assert result["cap_drop"] == ["ALL"]
+    assert "MILLSTREAM_HTTP_TOKEN" in result["environment"], "off loopback a token is required"
+    for volume in result.get("volumes", ()):
         source = volume.split(":")[0]
         assert (DEPLOY / source).exists() if source.startswith(".") else source in compose()["volumes"]
-    for port in found["ports"]:
+    for port in result["ports"]:
         assert port.startswith("127.0.0.1:")
 
 
@@ -120,12 +124,12 @@ def test_compose_stops_later_than_the_worker_drains() -> None:
 
 
 def unit() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for line in (DEPLOY / "systemd" / "millstream@.service").read_text().splitlines():
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
-            found.setdefault(name, []).append(value)
-    return found
+            result.setdefault(name, []).append(value)
+    return result
 
 
 def test_systemd_unit_runs_a_command_that_exists_and_waits_for_its_drain() -> None:
@@ -172,7 +176,7 @@ def test_example_pipeline_is_valid() -> None:
 
 
 def test_chart_templates_name_only_options_that_exist() -> None:
-    known = {text for command in COMMANDS.values() for one in command.params for text in one.opts}
+    known = {text for command in COMMANDS.values() for parameter in command.params for text in parameter.opts}
     for path in (CHART / "templates").glob("*.yaml"):
         assert not set(re.findall(r"^\s+- (--[a-z-]+)", path.read_text(), re.M)) - known
 
@@ -198,7 +202,7 @@ def helm(*words: str) -> str:
 
 
 def rendered(*words: str) -> list[dict[str, Any]]:
-    return [one for one in yaml.safe_load_all(helm("template", "shop", str(CHART), *words)) if one]
+    return [item for item in yaml.safe_load_all(helm("template", "shop", str(CHART), *words)) if item]
 
 
 def everything() -> list[dict[str, Any]]:
@@ -212,7 +216,7 @@ def test_chart_passes_helm_lint() -> None:
 
 @needs_helm
 def test_chart_renders_commands_that_exist_and_hardened_pods() -> None:
-    pods = [one for one in everything() if one["kind"] in ("Deployment", "StatefulSet")]
+    pods = [item for item in everything() if item["kind"] in ("Deployment", "StatefulSet")]
     assert len(pods) == 3
     for pod in pods:
         spec = pod["spec"]["template"]["spec"]
@@ -220,9 +224,9 @@ def test_chart_renders_commands_that_exist_and_hardened_pods() -> None:
         check_command(container["args"])
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
-        names = {one["name"] for one in container["env"]}
+        names = {item["name"] for item in container["env"]}
         assert names >= {"MILLSTREAM_HTTP_TOKEN"}
-        ports = {one["name"] for one in container["ports"]}
+        ports = {item["name"] for item in container["ports"]}
         assert container["livenessProbe"]["httpGet"]["port"] in ports
         if "--drain" in container["args"]:
             drain_s = int(container["args"][container["args"].index("--drain") + 1].removesuffix("s"))
@@ -232,21 +236,29 @@ def test_chart_renders_commands_that_exist_and_hardened_pods() -> None:
 @needs_helm
 def test_chart_renders_every_optional_object_only_when_it_is_enabled() -> None:
     optional = {"ServiceMonitor", "ScaledObject", "TriggerAuthentication", "StatefulSet"}
-    kinds = {one["kind"] for one in everything()}
+    kinds = {item["kind"] for item in everything()}
     assert kinds >= {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap", *optional}
-    assert not {one["kind"] for one in rendered()} & optional
+    assert not {item["kind"] for item in rendered()} & optional
 
 
 @needs_helm
 def test_selectors_of_the_chart_match_the_pods_they_mean() -> None:
     objects = everything()
-    pods = [one["spec"]["template"]["metadata"]["labels"] for one in objects if "template" in one.get("spec", {})]
-    for one in objects:
-        if one["kind"] in ("Service", "PodDisruptionBudget"):
-            selector = one["spec"]["selector"].get("matchLabels", one["spec"]["selector"])
+    pods = [
+        manifest["spec"]["template"]["metadata"]["labels"]
+        for manifest in objects
+        if "template" in manifest.get("spec", {})
+    ]
+    for object in objects:
+        if object["kind"] in ("Service", "PodDisruptionBudget"):
+            selector = object["spec"]["selector"].get("matchLabels", object["spec"]["selector"])
             assert len([labels for labels in pods if selector.items() <= labels.items()]) == 1
-    [scaled] = [one for one in objects if one["kind"] == "ScaledObject"]
-    [worker] = [one for one in objects if one["kind"] == "Deployment" and "worker" in one["metadata"]["name"]]
+    [scaled] = [manifest for manifest in objects if manifest["kind"] == "ScaledObject"]
+    [worker] = [
+        manifest
+        for manifest in objects
+        if manifest["kind"] == "Deployment" and "worker" in manifest["metadata"]["name"]
+    ]
     assert scaled["spec"]["scaleTargetRef"]["name"] == worker["metadata"]["name"]
     assert "replicas" not in worker["spec"], "KEDA decides"
 

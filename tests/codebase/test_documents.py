@@ -101,13 +101,13 @@ def test_a_limit_on_a_page_is_the_one_in_the_code(page: str, sentence: str) -> N
 
 @pytest.mark.parametrize(("head", "known"), [("source", SOURCE_OPTIONS), ("sink", SINK_OPTIONS)])
 def test_spark_s_options_are_those_of_its_page(head: str, known: tuple[str, ...]) -> None:
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for row in rows_of("docs/how-to/spark.md", "## Options"):
         if row[1:2] == ["meaning"]:
-            names = found.setdefault(row[0], set())
+            names = result.setdefault(row[0], set())
         elif not row[0].startswith("---"):
             names |= set(re.findall(r"`([A-Za-z]+)`", row[0]))
-    assert found[head] == set(known)
+    assert result[head] == set(known)
 
 
 def test_options_of_change_sources_are_those_of_the_options_page() -> None:
@@ -188,14 +188,20 @@ def test_a_command_on_a_page_exists_with_its_options() -> None:
                 if len(words) > 1 and re.fullmatch(r"[a-z][a-z-]*", words[1]):
                     wrong.append(f"{page.relative_to(ROOT)}: millstream {line}")
                 continue
-            options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+            options = {
+                option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+            }
             used = {word.partition("=")[0] for word in words if re.fullmatch(r"--[a-z][a-z-]*(=.*)?", word)}
-            wrong += [f"{page.relative_to(ROOT)}: millstream {line}: {one}" for one in used - options - {"--help"}]
+            wrong += [
+                f"{page.relative_to(ROOT)}: millstream {line}: {option}" for option in used - options - {"--help"}
+            ]
     assert not wrong
 
 
 def test_an_option_that_a_page_names_alone_is_of_some_command() -> None:
-    known = {option for _, one in commands() for each in one.params for option in each.opts} | FLAGS_OF_OTHERS.keys()
+    known = {
+        option for _, command in commands() for each in command.params for option in each.opts
+    } | FLAGS_OF_OTHERS.keys()
     wrong = [
         f"{page.relative_to(ROOT)}: {name}"
         for page in PAGES
@@ -242,25 +248,25 @@ MODULES = {
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
     "opentelemetry-sdk": "opentelemetry",
 }
-"""Where a module is not called as its package."""
+"""Packages whose module has another name."""
 
 
 def extras() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found: dict[str, list[str]] = project["optional-dependencies"]
-    return {name: [re.split(r"[\[<>=!~; ]", one)[0] for one in needs] for name, needs in found.items()}
+    result: dict[str, list[str]] = project["optional-dependencies"]
+    return {name: [re.split(r"[\[<>=!~; ]", need)[0] for need in needs] for name, needs in result.items()}
 
 
 def imported() -> set[str]:
     """The names of the modules that the product imports, anywhere."""
-    found: set[str] = set()
+    result: set[str] = set()
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                found |= {alias.name.split(".")[0] for alias in node.names}
+                result |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.split(".")[0])
-    return found
+                result.add(node.module.split(".")[0])
+    return result
 
 
 def test_every_dependency_of_an_extra_is_imported() -> None:

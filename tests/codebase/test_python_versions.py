@@ -14,7 +14,7 @@ SCRIPT = ROOT / "scripts" / "pythons.sh"
 
 def test_classifiers_are_the_versions_that_are_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    named = [item.rpartition(" ")[2] for item in project["classifiers"] if re.search(r":: 3\.\d+$", item)]
     tested = re.search(r"VERSIONS:-([\d. ]+)}", SCRIPT.read_text())
     assert tested is not None
     assert tested[1].split() == named

@@ -20,4 +20,4 @@ def test_type_checker_reports_every_wrong_use_and_accepts_a_custom_broker() -> N
     wrong = {number for number, line in enumerate(WRONG.read_text().splitlines(), 1) if line.endswith("# wrong")}
     assert len(wrong) > 10
     assert places == wrong, done.stdout + done.stderr
-    assert not [one for one in reported if one[0].endswith(FAKE.name)], done.stdout
+    assert not [item for item in reported if item[0].endswith(FAKE.name)], done.stdout

@@ -1,6 +1,7 @@
-"""The columns: where a broker may live, and through which of the two APIs it is called.
+"""The variants of a broker that the suite runs on: where it is, and through which of the two APIs it is called.
 
-What is built on the contract (messaging, assignment) has one column more, a Cluster of three. `make test` runs a part
+Packages on top of the contract (messaging, assignment) have one more variant, a Cluster of three. `make test` runs a
+part
 of it; all of it is run by `make chaos`, or alone by ``TRIALS=1 pytest tests/conformance -k cluster``.
 
 Redis 8.2 and Valkey are two columns more, of which `make test` runs a small part.

@@ -105,14 +105,14 @@ async def _pending(broker: Any, stream: str, count: int) -> bool:
 
 
 async def test_messages_of_a_key_are_in_order_across_members(broker_url: str) -> None:
-    seen: dict[str, list[int]] = defaultdict(list)
+    received: dict[str, list[int]] = defaultdict(list)
 
     async def handle(message: Message) -> None:
         await asyncio.sleep(0.001)
-        seen[str(message.key)].append(int(message.payload))
+        received[str(message.key)].append(int(message.payload))
 
     def done() -> bool:
-        return sum(len(set(numbers)) for numbers in seen.values()) == 8 * 40
+        return sum(len(set(numbers)) for numbers in received.values()) == 8 * 40
 
     async with open_broker(broker_url) as broker:
         publisher = Publisher(broker, partitions={"orders": 4})
@@ -127,7 +127,7 @@ async def test_messages_of_a_key_are_in_order_across_members(broker_url: str) ->
                 for number in range(20, 40):
                     await publisher.publish("orders", *(Message(b"%d" % number, {"key": f"k{k}"}) for k in range(8)))
                 await eventually(done, what="all were handled", timeout_s=60)
-        for key, numbers in seen.items():
+        for key, numbers in received.items():
             first_time = list(dict.fromkeys(numbers))
             assert first_time == list(range(40)), key
         assert await broker.xlen("svc-input") == 4
@@ -156,7 +156,7 @@ async def test_partitions_are_announced_only_once(broker_url: str) -> None:
         await asyncio.gather(*(announce_partitions(broker, "svc", "orders", 3) for _ in range(5)))
         assert await broker.xlen("svc-input") == 3
 
-        await broker.delete(*(companion_key("svc-input", f"seen.{one}") for one in "abt"))
+        await broker.delete(*(companion_key("svc-input", f"seen.{item}") for item in "abt"))
         await announce_partitions(broker, "svc", "orders", 3)
         assert await broker.xlen("svc-input") == 3, "what was remembered is gone, but the announcements are there"
 
@@ -361,16 +361,18 @@ async def test_lost_streams_end_concurrently_and_restart_after_that(broker_url: 
                     )
                 cancelled = ["began", "cancelled"]
                 await eventually(
-                    lambda: all(some == cancelled for some in events.values()), what="all to be cancelled", timeout_s=60
+                    lambda: all(batch == cancelled for batch in events.values()),
+                    what="all to be cancelled",
+                    timeout_s=60,
                 )
                 await eventually(
                     lambda: sorted(member.streams) == sorted(streams), what="all taken again", timeout_s=60
                 )
-                assert all(some == cancelled for some in events.values()), "no stream was read twice at a time"
+                assert all(batch == cancelled for batch in events.values()), "no stream was read twice at a time"
                 go_on.set()
                 again = [*cancelled, "ended", "began"]
                 await eventually(
-                    lambda: all(some[:4] == again for some in events.values()), what="all again", timeout_s=60
+                    lambda: all(batch[:4] == again for batch in events.values()), what="all again", timeout_s=60
                 )
             finally:
                 go_on.set()
@@ -392,5 +394,5 @@ async def test_stream_taken_over_by_another_member_is_not_reported_as_failed(
         with pytest.raises(StaleOwner):
             async with asyncio.timeout(60):
                 await subscriber.consume("s", lambda _: asyncio.sleep(0))
-    levels = {one.levelname for one in caplog.records if one.getMessage().startswith("reading s ended")}
+    levels = {item.levelname for item in caplog.records if item.getMessage().startswith("reading s ended")}
     assert levels == {"INFO"}

@@ -59,7 +59,7 @@ class Running:
     crashed: bool = False
 
     def of(self, kind: type[Notification]) -> list[str]:
-        return [one.stream for one in self.notifications if type(one) is kind]
+        return [notification.stream for notification in self.notifications if type(notification) is kind]
 
     @property
     def knows(self) -> bool:
@@ -79,8 +79,8 @@ async def member(
         running = Running(AssignmentClient(broker, "svc", member=name, settings=settings), broker)
 
         async def collect() -> None:
-            async for one in running.client.start():
-                running.notifications.append(one)
+            async for notification in running.client.start():
+                running.notifications.append(notification)
             running.ended = True
 
         task = asyncio.create_task(collect())
@@ -109,9 +109,13 @@ async def test_two_members_own_one_of_two_streams_each(broker_url: str) -> None:
         await a.client.announce("s2", {"tenant": "y"})
         await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 1, what="each owns one")
         await eventually(lambda: a.knows and b.knows, what="each to be notified")
-        added = {one.stream: one for one in a.notifications + b.notifications if isinstance(one, StreamAdded)}
-        assert {stream: one.info["tenant"] for stream, one in added.items()} == {"s1": "x", "s2": "y"}
-        assert all(one.token and one.token.stream == stream for stream, one in added.items())
+        added = {
+            notification.stream: notification
+            for notification in a.notifications + b.notifications
+            if isinstance(notification, StreamAdded)
+        }
+        assert {stream: item.info["tenant"] for stream, item in added.items()} == {"s1": "x", "s2": "y"}
+        assert all(item.token and item.token.stream == stream for stream, item in added.items())
     assert a.ended
     assert b.ended
 
@@ -143,7 +147,9 @@ async def test_streams_of_a_crashed_member_are_taken_over(broker_url: str) -> No
         await eventually(lambda: len(b.client.owned) == 6, what="the other one has them all")
         await eventually(lambda: b.knows, what="it to be notified")
         taken = {
-            one.stream: one.taken_from for one in b.notifications if isinstance(one, StreamAdded) and one.taken_from
+            notification.stream: notification.taken_from
+            for notification in b.notifications
+            if isinstance(notification, StreamAdded) and notification.taken_from
         }
         assert taken == dict.fromkeys(lost, "a")
 
@@ -157,8 +163,8 @@ async def test_clock_set_back_does_not_delay_the_takeover_of_a_dead_member(broke
         await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 1, what="each owns one")
         await b.crash()
         table, call = companion_key("svc-input", "members"), b.broker.transport.call
-        expires_ms, rest = (await call(Command((b"HGET", table, b"b")))).split(b" ", 1)
-        await call(Command((b"HSET", table, b"b", b"%d %b" % (int(expires_ms) + hour_ms, rest))))
+        expires_ms, remaining = (await call(Command((b"HGET", table, b"b")))).split(b" ", 1)
+        await call(Command((b"HSET", table, b"b", b"%d %b" % (int(expires_ms) + hour_ms, remaining))))
         held = list(b.client._steps.owned.values())
         locks = [key for lease in held for key in lease.locks]
         await b.broker.run(leases.renew_leases, [lease.fence.key for lease in held], locks, lock_ttl_ms=hour_ms)
@@ -200,10 +206,14 @@ async def test_only_one_of_two_claims_succeeds(broker_url: str) -> None:
         await dead.crash()
         async with member(broker_url, "a", NOTIFY) as a, member(broker_url, "b", NOTIFY) as b:
             await eventually(lambda: bool(a.of(StreamExpired) or b.of(StreamExpired)), what="a notification")
-            [expired] = [one for one in a.notifications + b.notifications if isinstance(one, StreamExpired)][:1]
+            [expired] = [
+                notification
+                for notification in a.notifications + b.notifications
+                if isinstance(notification, StreamExpired)
+            ][:1]
             results = await asyncio.gather(a.client.claim(expired), b.client.claim(expired), return_exceptions=True)
-            won = [one for one in results if isinstance(one, StreamAdded)]
-            lost = [one for one in results if isinstance(one, StreamIsOwned)]
+            won = [result for result in results if isinstance(result, StreamAdded)]
+            lost = [result for result in results if isinstance(result, StreamIsOwned)]
             assert len(won) == len(lost) == 1
             assert won[0].token is not None
             assert lost[0].owner == won[0].token.member
@@ -319,7 +329,7 @@ async def test_streams_announced_twice_are_shared_evenly(broker_url: str) -> Non
             await a.client.announce(f"s{n}")
 
         def shares() -> list[int]:
-            return [len(one.client.owned) for one in (a, b, c)]
+            return [len(item.client.owned) for item in (a, b, c)]
 
         await eventually(lambda: shares() == [4, 4, 4], what="each owns four of twelve")
         async with member(broker_url, "d") as d:
@@ -339,7 +349,9 @@ async def test_stream_announced_twice_gets_an_owner_after_it_is_finished(broker_
         await eventually(parked, what="the second announcement is known as a duplicate")
         await a.client.finish("s")
         await eventually(lambda: a.of(StreamAdded) == ["s", "s"], what="the stream has an owner again")
-        assert [one.info["turn"] for one in a.notifications if isinstance(one, StreamAdded)] == [1, 2]
+        assert [
+            notification.info["turn"] for notification in a.notifications if isinstance(notification, StreamAdded)
+        ] == [1, 2]
         await a.client.finish("s")
         assert not await a.broker.xlen("svc-input")
 
@@ -489,7 +501,7 @@ async def test_live_members_are_notified_of_an_expired_stream_until_it_is_claime
                 await victim.client.announce(f"s{n}")
 
             def each_has_one() -> bool:
-                return all(len(one.client.owned) == 1 for one in (victim, b, c, d))
+                return all(len(item.client.owned) == 1 for item in (victim, b, c, d))
 
             await eventually(each_has_one, what="one each")
             (orphan,) = victim.client.owned
@@ -497,21 +509,25 @@ async def test_live_members_are_notified_of_an_expired_stream_until_it_is_claime
             await lease_runs_out(victim.client)
 
         def notifications_of_it() -> list[int]:
-            return [one.of(StreamExpired).count(orphan) for one in (b, c, d)]
+            return [item.of(StreamExpired).count(orphan) for item in (b, c, d)]
 
         await eventually(
             lambda: all(count >= least for count, least in zip(notifications_of_it(), (2, 2, 1), strict=True)),
             what="all to be notified repeatedly",
             timeout_s=60,
         )
-        expired = next(one for one in d.notifications if isinstance(one, StreamExpired) and one.stream == orphan)
+        expired = next(
+            notification
+            for notification in d.notifications
+            if isinstance(notification, StreamExpired) and notification.stream == orphan
+        )
         assert expired.token is not None
         assert expired.token.member == "victim"
         added = await d.client.claim(expired)
         assert added.taken_from == "victim"
         heard = notifications_of_it()
-        seen = b.client._steps.view.now_ms
-        await eventually(lambda: b.client._steps.view.now_ms > seen + 2 * NOTIFY.lease_ms, what="two leases pass")
+        previous = b.client._steps.view.now_ms
+        await eventually(lambda: b.client._steps.view.now_ms > previous + 2 * NOTIFY.lease_ms, what="two leases pass")
         assert notifications_of_it() == heard, "claimed streams are not notified"
 
 
@@ -540,11 +556,11 @@ async def test_stream_with_a_malformed_owner_record_does_not_affect_other_stream
             await eventually(lambda: set(client.owned) == {"s1", "s2", "s3"}, what="the others are placed")
             await broker.delete(companion_key("s2", "owner"))
             await broker.hset(companion_key("s2", "owner"), {"not": "ours"})
-            seen = event_counts["assignment.unanswered"], event_counts["assignment.renewed"]
+            previous = event_counts["assignment.unanswered"], event_counts["assignment.renewed"]
             await eventually(
                 lambda: (
-                    event_counts["assignment.unanswered"] > seen[0] + 3
-                    and event_counts["assignment.renewed"] > seen[1] + 3
+                    event_counts["assignment.unanswered"] > previous[0] + 3
+                    and event_counts["assignment.renewed"] > previous[1] + 3
                 ),
                 what="other streams to be renewed",
             )
@@ -572,11 +588,11 @@ async def test_heartbeats_continue_during_a_long_release(broker_url: str) -> Non
         tokens = slow.owned
         async with member(broker_url, "rival") as rival:
             await held_up.wait()
-            seen: set[int] = set()
+            received: set[int] = set()
 
             def beats_on() -> bool:
-                seen.add(rival.client._steps.view.members["slow"].expires_ms)
-                return len(seen) > 20
+                received.add(rival.client._steps.view.members["slow"].expires_ms)
+                return len(received) > 20
 
             await eventually(beats_on, what="twenty heartbeats of the one that is held up", timeout_s=60)
             assert rival.client.owned == {}
@@ -617,8 +633,8 @@ async def test_member_continues_after_an_unexpected_error(broker_url: str, step:
         await eventually(lambda: len(struck) == 3, what="it to be struck three times", timeout_s=60)
         await client.announce("s2")
         await eventually(lambda: {"s1", "s2"} <= client.owned.keys(), what="it to go on", timeout_s=60)
-        seen = event_counts["assignment.renewed"]
-        await eventually(lambda: event_counts["assignment.renewed"] > seen, what="it to renew", timeout_s=60)
+        previous = event_counts["assignment.renewed"]
+        await eventually(lambda: event_counts["assignment.renewed"] > previous, what="it to renew", timeout_s=60)
         assert event_counts["assignment.step_failed"] > 0
         assert client.ready
         await client.close()
@@ -634,7 +650,7 @@ async def test_only_dead_consumers_without_pending_entries_are_removed(
             async with member(broker_url, f"left-{n}", brief) as leaver:
                 await leaver.client.announce(f"s{n}")
                 await eventually(lambda leaver=leaver: f"s{n}" in leaver.client.owned, what="it has read")  # noqa: B023
-        names = {one.name for one in await broker.consumer_info("svc-input", "svc-group")}
+        names = {consumer.name for consumer in await broker.consumer_info("svc-input", "svc-group")}
         assert names == {"millstream:unowned"}, "who leaves in good order takes its consumer along"
         for n in range(3):
             async with member(broker_url, f"dead-{n}", brief) as victim:
@@ -647,8 +663,8 @@ async def test_only_dead_consumers_without_pending_entries_are_removed(
         await broker.create_consumer("svc-input", "svc-group", "long-gone")
 
         async def only_those_that_count() -> bool:
-            found = {one.name for one in await broker.consumer_info("svc-input", "svc-group")}
-            return found <= {"millstream:unowned", "alive", "redis-consumer-go"} and "redis-consumer-go" in found
+            result = {consumer.name for consumer in await broker.consumer_info("svc-input", "svc-group")}
+            return result <= {"millstream:unowned", "alive", "redis-consumer-go"} and "redis-consumer-go" in result
 
         async with member(broker_url, "alive", brief) as alive:
             await eventually(lambda: len(alive.client.owned) == 3, what="the dead are taken over")
@@ -698,6 +714,6 @@ async def test_member_paused_past_its_lease_retakes_its_streams_before_use(
         assert second.number > first.number
         assert steps.certain_until(second) > time.monotonic()
         assert steps.certain_until(first) == 0.0
-        assert [(type(one), one.token) for one in received[1:]] == [(StreamDisowned, first), (StreamAdded, second)]
+        assert [(type(item), item.token) for item in received[1:]] == [(StreamDisowned, first), (StreamAdded, second)]
         with pytest.raises(StaleOwner):
             await broker.fenced(first).xadd("s", {"n": 1})

@@ -55,30 +55,30 @@ async def test_lists_of_models_with_outputs_of_their_own(broker: Broker) -> None
     router = Router(broker, **QUICK)
 
     @router.on("orders", group="g", batch=10, linger_ms=100, publish_to="bills")
-    async def store(some: list[Order], db: Annotated[str, Depends(connect)]) -> list[Message | None]:
-        lists.append([order.number for order in some])
-        return [Message(b"%d" % order.number) if order.number % 2 else None for order in some]
+    async def store(items: list[Order], db: Annotated[str, Depends(connect)]) -> list[Message | None]:
+        lists.append([order.number for order in items])
+        return [Message(b"%d" % order.number) if order.number % 2 else None for order in items]
 
     async with Publisher(broker) as publisher:
         await publisher.publish("orders", *orders(25))
         async with router:
             await eventually(lambda: sum(map(len, lists)) == 25)
             await settled(broker, "orders")
-    assert sorted(number for some in lists for number in some) == list(range(25))
+    assert sorted(number for batch in lists for number in batch) == list(range(25))
     assert max(map(len, lists)) == 10
     assert len(opened) == len(lists) < 25
     assert await broker.xlen("bills") == 12
 
 
-async def test_bad_message_costs_the_others_one_retry_and_is_dead_lettered_alone(broker: Broker) -> None:
+async def test_bad_message_makes_the_others_retry_once_and_is_dead_lettered(broker: Broker) -> None:
     done: Counter[int] = Counter()
     router = Router(broker, **QUICK, max_deliveries=3)
 
     @router.on("orders", group="g", batch=5, linger_ms=100)
-    async def store(some: list[Order]) -> None:
-        if any(order.number == 3 for order in some):
+    async def store(items: list[Order]) -> None:
+        if any(order.number == 3 for order in items):
             raise ValueError("three")
-        done.update(order.number for order in some)
+        done.update(order.number for order in items)
 
     async with Publisher(broker) as publisher:
         await publisher.publish("orders", *orders(5), Message(b"not json"))
@@ -91,7 +91,7 @@ async def test_bad_message_costs_the_others_one_retry_and_is_dead_lettered_alone
             await eventually(dead_lettered)
             await settled(broker, "orders")
     assert done == {0: 1, 1: 1, 2: 1, 4: 1}
-    assert {one.details.deliveries for one in await letters.list() if one.details} == {1, 3}
+    assert {item.details.deliveries for item in await letters.list() if item.details} == {1, 3}
 
 
 async def fail_with_rejected() -> None:
@@ -124,10 +124,10 @@ async def test_a_permanent_error_of_a_batch_dead_letters_only_the_bad_message(
     router = Router(broker, **QUICK)
 
     @router.on("orders", group="g", batch=5, linger_ms=100, **options)
-    async def store(some: list[Order]) -> None:
-        if any(order.number == 3 for order in some):
+    async def store(items: list[Order]) -> None:
+        if any(order.number == 3 for order in items):
             await fail()
-        done.update(order.number for order in some)
+        done.update(order.number for order in items)
 
     async with Publisher(broker) as publisher:
         await publisher.publish("orders", *orders(5))
@@ -144,7 +144,7 @@ async def test_a_permanent_error_of_a_batch_dead_letters_only_the_bad_message(
 
 
 async def test_messages_of_a_list_may_be_settled_one_by_one(broker: Broker) -> None:
-    seen: list[tuple[bytes, int]] = []
+    received: list[tuple[bytes, int]] = []
     passed: list[int] = []
     router = Router(broker, **QUICK)
 
@@ -157,23 +157,23 @@ async def test_messages_of_a_list_may_be_settled_one_by_one(broker: Broker) -> N
 
     @router.on("jobs", group="g", batch=3, linger_ms=100, middleware=[counting])
     async def work(messages: list[Message]) -> None:
-        seen.extend((one.payload, one.times_delivered) for one in messages)
-        for one in messages:
-            if one.payload == b"0":
-                await one.ack()
-            if one.payload == b"1" and one.times_delivered == 1:
-                await one.nack(delay_ms=1)
-            if one.payload == b"2":
-                await one.reject("no")
+        received.extend((entry.payload, entry.times_delivered) for entry in messages)
+        for entry in messages:
+            if entry.payload == b"0":
+                await entry.ack()
+            if entry.payload == b"1" and entry.times_delivered == 1:
+                await entry.nack(delay_ms=1)
+            if entry.payload == b"2":
+                await entry.reject("no")
         if len(messages) > 1:
             raise ValueError("after they were settled")
 
     async with Publisher(broker) as publisher:
         await publisher.publish("jobs", *(Message(b"%d" % n) for n in range(3)))
         async with router:
-            await eventually(lambda: (b"1", 2) in seen)
+            await eventually(lambda: (b"1", 2) in received)
             await settled(broker, "jobs")
-    assert sorted(seen) == [(b"0", 1), (b"1", 1), (b"1", 2), (b"2", 1)]
+    assert sorted(received) == [(b"0", 1), (b"1", 1), (b"1", 2), (b"2", 1)]
     assert len(passed) == 4, "middleware sees each message"
     assert await DeadLetters(broker, "jobs").count() == 1
 
@@ -184,7 +184,7 @@ async def test_closing_while_a_batch_fills_returns_it_uncounted(broker: Broker) 
 
     @router.on("orders", group="g", batch=10, linger_ms=60_000)
     async def store(messages: list[Message]) -> None:
-        handled.extend(one.times_delivered for one in messages)
+        handled.extend(entry.times_delivered for entry in messages)
 
     async with Publisher(broker) as publisher:
         await publisher.publish("orders", *orders(3))

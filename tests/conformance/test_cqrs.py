@@ -107,7 +107,7 @@ async def test_a_command_leads_to_an_event_under_the_same_correlation(broker: Br
     router.use(correlation())
     commands = CommandBus(broker, **QUICK)
     events = EventBus(broker, service="users", group_start="0", **QUICK)
-    seen: list[tuple[str, str]] = []
+    received: list[tuple[str, str]] = []
 
     @commands.handler
     async def create(command: CreateUser) -> None:
@@ -115,13 +115,13 @@ async def test_a_command_leads_to_an_event_under_the_same_correlation(broker: Br
 
     @events.handler
     async def welcome(event: UserCreated, message: Message) -> None:
-        seen.append((event.name, message.metadata["correlation_id"]))
+        received.append((event.name, message.metadata["correlation_id"]))
 
     router.include(commands, events)
     async with router:
         uuid = await commands.send(CreateUser(name="Ann"))
-        await eventually(lambda: seen, what="the event")
-    assert seen == [("Ann", uuid)]
+        await eventually(lambda: received, what="the event")
+    assert received == [("Ann", uuid)]
     await commands.close()
     await events.close()
 
@@ -178,13 +178,13 @@ async def test_entry_that_is_no_command_is_dead_lettered_at_once(broker: Broker)
 async def test_options_reach_the_subscriber_and_the_codec_both_ways(broker: Broker) -> None:
     bus = CommandBus(broker, codec="watermill", **QUICK)
     running = 0
-    most = 0
+    maximum = 0
 
     @bus.handler(max_in_flight=1)
     async def create(command: CreateUser) -> None:
-        nonlocal running, most
+        nonlocal running, maximum
         running += 1
-        most = max(most, running)
+        maximum = max(maximum, running)
         await asyncio.sleep(0)
         running -= 1
 
@@ -193,7 +193,7 @@ async def test_options_reach_the_subscriber_and_the_codec_both_ways(broker: Brok
             await bus.send(CreateUser(name=str(n)), key="k", metadata={"tenant": "a"})
         pending = bus.topic_of(CreateUser), "handlers"
         await eventually(lambda: _done(broker, *pending, 10), what="all were done")
-    assert most == 1
+    assert maximum == 1
     (first, *_) = await broker.xrange("command.CreateUser")
     assert set(first.fields) == {b"_watermill_message_uuid", b"metadata", b"payload"}
 

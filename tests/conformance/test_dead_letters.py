@@ -85,8 +85,8 @@ async def test_selection_filters_dead_letters(broker: Broker, letters: DeadLette
     ]
 
     async def selected(**wanted: Any) -> list[int]:
-        found = await letters.list(Selection(**wanted))
-        return sorted(ids.index(letter.id) for letter in found)
+        stored = await letters.list(Selection(**wanted))
+        return sorted(ids.index(letter.id) for letter in stored)
 
     assert await selected() == [0, 1, 2, 3]
     assert await selected(error_type="OSError") == [0]
@@ -281,8 +281,8 @@ async def test_only_the_group_that_failed_handles_a_replayed_message_again(broke
             return await letters.count() == 2 and len(handled) == 4
 
         await eventually(both_dead_lettered, what="both are dead-lettered and shipped")
-        (found,) = await letters.by_error()
-        assert (found.count, found.error, found.groups) == (2, "no such customer #", {"billing"})
+        (result,) = await letters.by_error()
+        assert (result.count, result.error, result.groups) == (2, "no such customer #", {"billing"})
         broken = False
         assert (await letters.replay()).added == 2
         await eventually(lambda: len(handled) == 6, what="they are billed")

@@ -55,8 +55,8 @@ async def acked_by(broker: Broker, group: str, count: int, *, but: set[int] = fr
 async def passes(housekeeper: Housekeeper, count: int = 1) -> None:
     """Runs whole passes of a housekeeper without its task."""
     for _ in range(count):
-        await housekeeper._each(housekeeper._declare)
-        await housekeeper._each(housekeeper._delete)
+        await housekeeper._for_each_stream(housekeeper._declare)
+        await housekeeper._for_each_stream(housekeeper._delete)
 
 
 async def ignore(message: Message) -> None:
@@ -343,7 +343,7 @@ async def test_dead_letters_and_delayed_messages_are_never_deleted(broker: Broke
     assert await broker.run(retention.policies, "orders") == {}
 
 
-async def test_announcements_of_streams_are_left_alone(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_announcements_of_streams_are_not_deleted(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     await broker.xadd_many("svc-input", [Announcement(f"session{n}").fields() for n in range(5)])
     await broker.create_group("svc-input", "a", start="$")
     router = Router(broker, group_start="0", keep=RetentionPolicy(max_len=0))
@@ -385,7 +385,7 @@ async def test_one_worker_holds_the_lease_and_another_takes_it_when_it_expires(b
     for operation in (retention.delete_acked, retention.retain):
         with pytest.raises(StaleOwner):
             await broker.run(operation, "orders", fence=stale)  # type: ignore[arg-type]
-    await first._each(first._delete)  # a worker that was paused
+    await first._for_each_stream(first._delete)  # a worker that was paused
     assert first.kept["orders"].lease is None
     assert await broker.xlen("orders") == 4
     await passes(second)
@@ -432,7 +432,7 @@ async def test_contradicting_workers_delete_nothing_until_they_agree(
     assert await broker.xlen("orders") == 4, "what the group has not read stays"
 
 
-async def test_a_stream_that_fails_costs_others_nothing(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_stream_does_not_affect_others(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     await broker.set("bad", "text")
     await broker.xadd_many("orders", [{"n": n} for n in range(4)])
     await broker.create_group("orders", "a", start="$")
@@ -467,12 +467,12 @@ async def test_a_node_that_does_not_reply_is_asked_once_per_pass(
         if asked.count("good-2"):
             replies.set()
 
-    await housekeeper._each(step)
+    await housekeeper._for_each_stream(step)
     assert sorted(asked) == ["down-0", "good-0", "good-1", "good-2"]
     assert not any(housekeeper.kept[topic].may_delete for topic in topics)
 
     asked.clear()
-    await housekeeper._each(step)
+    await housekeeper._for_each_stream(step)
     assert next(name for name in asked if name.startswith("down")) == "down-1", "down-0 does not starve the others"
 
 

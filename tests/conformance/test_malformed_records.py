@@ -21,7 +21,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PartitionedSubscriber.__init__.__kwdefaults__, "settings", STEADY)
 
 
-async def test_malformed_owner_record_costs_its_partition_only(
+async def test_malformed_owner_record_affects_its_partition_only(
     broker_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     handled: set[bytes] = set()
@@ -49,7 +49,7 @@ async def test_malformed_owner_record_costs_its_partition_only(
         await eventually(lambda: router.ready, timeout_s=30)
         await router.close()
         await running
-    logged = [one for one in caplog.records if one.levelno == logging.ERROR and "orders.p1" in one.getMessage()]
+    logged = [item for item in caplog.records if item.levelno == logging.ERROR and "orders.p1" in item.getMessage()]
     assert len(logged) == 1
 
 
@@ -69,4 +69,4 @@ async def test_malformed_member_row_is_ignored(row: bytes, broker_url: str, capl
         async with router:
             await publisher.publish("orders", *(Message(b"%d" % n, {"key": str(n)}) for n in range(10)))
             await eventually(lambda: len(handled) == 10, timeout_s=30)
-    assert [one.levelname for one in caplog.records if "'ghost'" in one.getMessage()] == ["ERROR"]
+    assert [record.levelname for record in caplog.records if "'ghost'" in record.getMessage()] == ["ERROR"]

@@ -159,12 +159,12 @@ async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
     monkeypatch.setattr(backlog, "MAX_READ_AHEAD", 100)
     monkeypatch.setattr(read_plan, "MAX_MESSAGES_PER_READ", 100)
     topics = [f"t{n}" for n in range(20)]
-    most = 0
+    maximum = 0
 
     async def handle(message: Message) -> None:
-        nonlocal most
+        nonlocal maximum
         (running,) = shared._consumers[asyncio.get_running_loop()].values()
-        most = max(most, sum(topic.in_flight.ready for topic in running.heartbeat.topics()))
+        maximum = max(maximum, sum(topic.in_flight.ready for topic in running.heartbeat.topics()))
 
     seen = Seen(handle)
     async with Publisher(broker) as publisher:
@@ -175,7 +175,7 @@ async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
             await acknowledged(broker, topics)
     assert Counter(seen.payloads) == {b"%d" % n: 20 for n in range(100)}
     # Two rounds, because the second may arrive before the first has started, and the entries of blocking reads.
-    assert most <= 3 * 100
+    assert maximum <= 3 * 100
 
 
 async def test_broken_streams_of_each_kind_do_not_affect_others(broker: Broker) -> None:
@@ -286,7 +286,7 @@ async def test_repeated_joining_and_leaving_leaks_nothing(broker: Broker) -> Non
 
     async def usage() -> tuple[int, int, int, int]:
         gc.collect()
-        held = sum(isinstance(one, shared.SharedConsumer) for one in gc.get_objects())
+        held = sum(isinstance(get_object, shared.SharedConsumer) for get_object in gc.get_objects())
         taken = 0 if broker.transport.features.embedded else await connections(broker)
         return len(asyncio.all_tasks()), held, taken, sys.getallocatedblocks()
 
@@ -344,28 +344,28 @@ async def test_bytes_are_bounded_for_all_topics_together(broker: Broker) -> None
     """Each topic has a backlog of unknown size, and each alone is within its own limit."""
     topics = [f"t{n}" for n in range(30)]
     go_on = asyncio.Event()
-    size, most = 1_000, 50_000
+    size, maximum = 1_000, 50_000
 
     async def wait(message: Message) -> None:
         await go_on.wait()
 
     seen = Seen(wait)
-    options = {"max_in_flight": 10, "max_bytes_in_flight": 20_000, "process_max_bytes_in_flight": most}
+    options = {"max_in_flight": 10, "max_bytes_in_flight": 20_000, "process_max_bytes_in_flight": maximum}
     held: list[int] = []
     async with Publisher(broker) as publisher:
         for topic in topics:
             await publisher.publish(topic, *(Message(b"x" * size) for _ in range(20)))
     async with reading(broker, topics, seen, **options):
-        await eventually(lambda: seen.under_way * size >= most // 2, what="the process to have its fill")
+        await eventually(lambda: seen.under_way * size >= maximum // 2, what="the process to have its fill")
         for _ in range(30):
             await asyncio.sleep(0.01)
             held.append(sum([(await broker.xpending(topic, "g")).count for topic in topics]) * size)
         go_on.set()
         await seen.have(600, timeout_s=120)
         await acknowledged(broker, topics)
-    print(f"the most that was held: {max(held):,} of {most:,} bytes")
-    assert max(held) <= most
-    assert seen.most * size <= most
+    print(f"the most that was held: {max(held):,} of {maximum:,} bytes")
+    assert max(held) <= maximum
+    assert seen.most * size <= maximum
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,8 @@ async def test_outputs_and_dead_letters_in_the_same_and_in_other_slots(
 
 
 async def test_idempotent_publishing(broker: Broker, topic: str) -> None:
-    async with Publisher(broker) as one, Publisher(broker) as other:
-        await one.publish(topic, Message(b"x"), idempotency_key="k")
+    async with Publisher(broker) as first, Publisher(broker) as other:
+        await first.publish(topic, Message(b"x"), idempotency_key="k")
         assert await other.publish(topic, Message(b"x"), idempotency_key="k") == [None]
-        await one.publish(topic, *numbered(5))
+        await first.publish(topic, *numbered(5))
     assert await broker.xlen(topic) == 6

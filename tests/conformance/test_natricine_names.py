@@ -66,7 +66,7 @@ async def test_nacked_message_is_redelivered(redis_server: RedisProcess) -> None
     await redis.aclose()
 
 
-async def test_the_wire_is_natricines_in_both_directions(redis_server: RedisProcess) -> None:
+async def test_wire_format_of_natricine_is_read_and_written(redis_server: RedisProcess) -> None:
     redis = Redis.from_url(redis_server.url)
     publisher = RedisStreamPublisher(redis)
     await publisher.publish("natricine-wire", Message(b"ours", {"k": "v"}, "u-1"))

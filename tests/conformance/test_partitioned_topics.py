@@ -67,7 +67,7 @@ async def tenant() -> str:
 
 async def test_partitioned_topic_has_the_guarantees_of_other_topics(broker: Broker) -> None:
     """Two groups, models, dependencies, middleware, outputs, retries, dead letters, delays and idempotency keys."""
-    seen: dict[str, list[int]] = defaultdict(list)
+    received: dict[str, list[int]] = defaultdict(list)
     passed: list[str | None] = []
     tries: list[int] = []
 
@@ -84,7 +84,7 @@ async def test_partitioned_topic_has_the_guarantees_of_other_topics(broker: Brok
     async def bill(order: Order, owner: Annotated[str, Depends(tenant)]) -> Message:
         if order.number == 99:
             raise ValueError("never")
-        seen[f"{owner} {order.customer}"].append(order.number)
+        received[f"{owner} {order.customer}"].append(order.number)
         return Message(b"bill")
 
     @router.on("orders", group="shipping", partitions=3)
@@ -99,18 +99,18 @@ async def test_partitioned_topic_has_the_guarantees_of_other_topics(broker: Brok
             await publisher.publish("orders", order("c1", 50), order("c2", 51), idempotency_key="once")
         await publisher.publish("orders", order("c1", 60), delay_ms=300)
         await publisher.publish("orders", order("dead", 99))
-        await eventually(lambda: sum(map(len, seen.values())) == 15 and len(tries) == 16, timeout_s=60)
+        await eventually(lambda: sum(map(len, received.values())) == 15 and len(tries) == 16, timeout_s=60)
         letters = DeadLetters(broker, f"orders.p{partition_of('dead', 3)}")
         await eventually(letters.count)
-    assert seen["acme c1"] == [1, 5, 9, 50, 60]
-    assert seen["acme c2"] == [2, 6, 10, 51]
+    assert received["acme c1"] == [1, 5, 9, 50, 60]
+    assert received["acme c2"] == [2, 6, 10, 51]
     assert set(passed) <= set(partition_streams("orders", 3))
     assert len(passed) == 17
     assert await broker.xlen("bills") == 15
 
 
 async def test_messages_of_one_key_are_in_order_while_members_come_and_go(broker_url: str, broker: Broker) -> None:
-    seen: dict[str, list[int]] = defaultdict(list)
+    received: dict[str, list[int]] = defaultdict(list)
     by: dict[str, set[str | None]] = defaultdict(set)
 
     def make(own: Broker, name: str) -> Router:
@@ -119,7 +119,7 @@ async def test_messages_of_one_key_are_in_order_while_members_come_and_go(broker
         @router.on("orders", group="g", partitions=4, consumer=name)
         async def handle(message: Message) -> None:
             await asyncio.sleep(0.001)
-            seen[str(message.key)].append(int(message.payload))
+            received[str(message.key)].append(int(message.payload))
             by[name].add(message.topic)
 
         return router
@@ -130,17 +130,17 @@ async def test_messages_of_one_key_are_in_order_while_members_come_and_go(broker
 
     async with (
         Publisher(broker, partitions={"orders": 4}) as publisher,
-        open_broker(broker_url) as one,
-        open_broker(broker_url) as two,
-        make(one, "a"),
+        open_broker(broker_url) as first,
+        open_broker(broker_url) as broker_b,
+        make(first, "a"),
     ):
         await publish(range(20))
-        async with make(two, "b"):
+        async with make(broker_b, "b"):
             await publish(range(20, 40))
             await eventually(lambda: by["b"], what="the second one to handle something", timeout_s=60)
         await publish(range(40, 60))
-        await eventually(lambda: sum(len(set(some)) for some in seen.values()) == 480, timeout_s=60)
-    for key, numbers in seen.items():
+        await eventually(lambda: sum(len(set(batch)) for batch in received.values()) == 480, timeout_s=60)
+    for key, numbers in received.items():
         assert list(dict.fromkeys(numbers)) == list(range(60)), key
 
 
@@ -163,7 +163,7 @@ async def test_two_routers_of_one_name_are_two_members(
         _, _, members = await broker.run(leases.members, balancer_stream("orders.g"))
         return sorted(int(row.split()[1]) for row in members.values()) == [1, 1]
 
-    async with open_broker(broker_url) as one, open_broker(broker_url) as two, make(one), make(two):
+    async with open_broker(broker_url) as first, open_broker(broker_url) as broker_b, make(first), make(broker_b):
         await eventually(each_owns_one, what="two members with a partition each", timeout_s=60)
 
 
@@ -226,7 +226,7 @@ async def test_outputs_may_go_to_a_partitioned_topic_on_a_cluster(cluster: Clust
 
 
 async def partitioned_outputs(broker: Broker, orders: str, bills: str) -> None:
-    seen: dict[str, list[int]] = defaultdict(list)
+    received: dict[str, list[int]] = defaultdict(list)
     router = Router(broker, group_start="0", max_deliveries=2)
 
     @router.on(orders, group="billing", partitions=2, publish_to=PartitionedTopic(bills, 3))
@@ -239,17 +239,17 @@ async def partitioned_outputs(broker: Broker, orders: str, bills: str) -> None:
     @router.on(bills, group="mail", partitions=3)
     async def send(message: Message) -> None:
         assert message.topic == f"{bills}.p{partition_of(str(message.key), 3)}"
-        seen[str(message.key)].append(int(message.payload))
+        received[str(message.key)].append(int(message.payload))
 
     async with router, Publisher(broker, partitions={orders: 2}) as publisher:
         for number in range(10):
             await publisher.publish(orders, *(Message(b"%d" % number, {"key": f"c{k}"}) for k in range(5)))
         await publisher.publish(orders, Message(b"99", {"key": "no customer"}))
-        await eventually(lambda: sum(map(len, seen.values())) == 100, what="all bills", timeout_s=60)
+        await eventually(lambda: sum(map(len, received.values())) == 100, what="all bills", timeout_s=60)
         letters = DeadLetters(broker, f"{orders}.p{partition_of('no customer', 2)}")
         await eventually(letters.count, what="the message without a partition to be dead-lettered", timeout_s=60)
-    assert {key: list(range(10)) for key in seen} == seen
-    assert len(seen) == 10
+    assert {key: list(range(10)) for key in received} == received
+    assert len(received) == 10
 
 
 async def test_unwritable_partition_does_not_affect_outputs_to_others(
@@ -268,8 +268,8 @@ async def test_unwritable_partition_does_not_affect_outputs_to_others(
 
     async def put_out() -> list[str]:
         healthy = [stream for stream in partition_streams("bills", 3) if stream.encode() != name]
-        found = [entry.fields[b"key"].decode() for stream in healthy for entry in await broker.xrange(stream)]
-        return sorted(found)
+        stored = [entry.fields[b"key"].decode() for stream in healthy for entry in await broker.xrange(stream)]
+        return sorted(stored)
 
     async def settled() -> bool:
         return (await broker.xpending("orders", "g")).count == 20 - len(good) and await put_out() == sorted(good)
@@ -349,10 +349,10 @@ async def test_routes_with_dotted_names_do_not_share_a_service(broker_url: str, 
         return router
 
     async with (
-        open_broker(broker_url) as one,
-        open_broker(broker_url) as two,
-        make(one),
-        make(two),
+        open_broker(broker_url) as broker_a,
+        open_broker(broker_url) as broker_b,
+        make(broker_a),
+        make(broker_b),
         Publisher(broker, partitions={"orders": 4, "orders.eu": 4}) as publisher,
     ):
         for topic in ("orders", "orders.eu"):

@@ -78,7 +78,7 @@ async def test_max_bytes_limits_the_memory_of_a_stream(broker: Broker) -> None:
     assert (await broker.run(retention.retain, "orders", max_bytes=used)).dropped == 0
 
 
-async def test_key_of_another_type_is_left_alone(broker: Broker) -> None:
+async def test_key_of_another_type_is_not_changed(broker: Broker) -> None:
     await broker.set("orders", "text")
     with pytest.raises(WrongKeyType):
         await broker.run(retention.retain, "orders", max_len=0)
@@ -188,8 +188,8 @@ async def test_hard_limit_removes_needed_entries_and_counts_them_for_each_group(
     await broker.xack("orders", "reading", [delivery.id for delivery in deliveries[:10]])
     retained = await broker.run(retention.retain, "orders", max_len=50, hard_max_len=30, step=9)
     assert await left(broker) == ids[70:]
-    kept = {hold.group: (hold.undelivered, hold.unacked) for hold in retained.groups}
-    assert kept == {"reading": (20, 40), "done": (0, 0)}
+    remaining = {hold.group: (hold.undelivered, hold.unacked) for hold in retained.groups}
+    assert remaining == {"reading": (20, 40), "done": (0, 0)}
     assert (retained.dropped, retained.taken) == (70, 60)
     assert await broker.run(retention.losses, "orders") == {"reading": 60}
     await fill(broker, 10, first_ms=NOW + 1000)
@@ -250,9 +250,9 @@ async def test_without_a_hard_limit_no_needed_entry_is_removed(broker: Broker) -
                         wanted = sum(id.ms < at - max_age for id in entries)
                     if max_len is not None:
                         wanted = max(wanted, len(entries) - max_len)
-                    kept = [id for n, id in enumerate(entries) if n >= wanted or id >= first_needed]
-                    assert await left(broker) == kept, f"trial {trial}"
-                    entries = kept
+                    retained = [id for n, id in enumerate(entries) if n >= wanted or id >= first_needed]
+                    assert await left(broker) == retained, f"trial {trial}"
+                    entries = retained
 
 
 # --- the janitor ------------------------------------------------------------------------------------------------------

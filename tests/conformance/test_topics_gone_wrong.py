@@ -35,10 +35,10 @@ async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
     taken, found_out = asyncio.Event(), asyncio.Event()
 
     async with (
-        open_broker(broker_url) as one,
-        open_broker(broker_url) as two,
+        open_broker(broker_url) as broker_a,
+        open_broker(broker_url) as broker_b,
         open_broker(broker_url) as three,
-        Publisher(one) as publisher,
+        Publisher(broker_a) as publisher,
     ):
 
         def reader(broker: Any, who: str, name: str) -> tuple[Subscriber, Any]:
@@ -57,7 +57,7 @@ async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
             subscriber = Subscriber(broker, group="g", consumer=name, **{**QUICK, "max_in_flight": 5})
             return subscriber, handle
 
-        first, second = reader(events.observe(one), "first", "pod"), reader(two, "second", "pod")
+        first, second = reader(events.observe(broker_a), "first", "pod"), reader(broker_b, "second", "pod")
         other = reader(three, "other", "mine")
         tasks = [asyncio.create_task(first[0].consume("shared", first[1], publish_to=publish_to))]
         tasks.append(asyncio.create_task(other[0].consume("alone", other[1])))
@@ -70,7 +70,7 @@ async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
         found_out.set()
 
         async def all_settled() -> bool:
-            pending = [(await one.xpending(topic, "g")).count for topic in ("shared", "alone")]
+            pending = [(await broker_a.xpending(topic, "g")).count for topic in ("shared", "alone")]
             return len(handled) == 220 and pending == [0, 0]
 
         await eventually(all_settled, what="all of it to be handled and acknowledged", timeout_s=60)
@@ -79,8 +79,8 @@ async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
         await asyncio.gather(*tasks)
         assert by["other"] == 20, "no entries of another consumer name were taken"
         bills = ["bills", *partition_streams("bills", 3)]
-        stored = sum(await asyncio.gather(*(one.xlen(stream) for stream in bills)))
-        if publish_to and one.context.cluster:
+        stored = sum(await asyncio.gather(*(broker_a.xlen(stream) for stream in bills)))
+        if publish_to and broker_a.context.cluster:
             assert stored >= 200, "in another slot what is handled twice is put out twice"
         else:
             assert stored == (200 if publish_to else 0), "what is handled twice is put out once"

@@ -51,37 +51,37 @@ async def who(message: Message) -> str:
 
 async def test_models_dependencies_and_outputs(broker: Broker) -> None:
     closed.clear()
-    seen: list[object] = []
+    received: list[object] = []
     router = Router(broker, group_start="0")
 
     @router.on("orders", group="billing", publish_to="bills")
     async def bill(order: Order, db: Annotated[str, Depends(open_db)], by: str = Depends(who)) -> Bill:
-        seen.append((order.number, order.customer, db, by))
+        received.append((order.number, order.customer, db, by))
         return Bill(order.number)
 
     @router.on("bills", group="posting", publish_to="notes")
     def post(bill: Bill, message: Message) -> list[Message]:
-        seen.append((bill, message.metadata["name"]))
+        received.append((bill, message.metadata["name"]))
         return [Message(b'{"text": "posted"}')]
 
     @router.on("notes", group="reading")
     async def read(note: Note) -> None:
-        seen.append(note)
+        received.append(note)
 
     async with router, Publisher(broker) as publisher:
         await publisher.publish("orders", Message(b'{"number": 7, "customer": "ada"}', {"who": "web"}))
-        await eventually(lambda: len(seen) == 3)
-    assert seen == [(7, "ada", "the database", "web"), (Bill(7), "Bill"), {"text": "posted"}]
+        await eventually(lambda: len(received) == 3)
+    assert received == [(7, "ada", "the database", "web"), (Bill(7), "Bill"), {"text": "posted"}]
     assert closed == ["the database"]
 
 
 async def test_unreadable_body_is_dead_lettered_at_once_with_the_reason(broker: Broker) -> None:
     router = Router(broker)
-    seen: list[Order] = []
+    received: list[Order] = []
 
     @router.on("orders", group="billing", group_start="0")
     async def bill(order: Order) -> None:
-        seen.append(order)
+        received.append(order)
 
     async with router, Publisher(broker) as publisher:
         await publisher.publish("orders", Message(b'{"number": "x", "customer": "ada"}'), Message(b"no json"))
@@ -93,39 +93,39 @@ async def test_unreadable_body_is_dead_lettered_at_once_with_the_reason(broker: 
         await eventually(dead_lettered)
     first = (await letters.list())[0]
     assert first.details is not None
-    assert (seen, first.details.deliveries) == ([], 1)
-    assert {one.details.error_type for one in await letters.list() if one.details} == {
+    assert (received, first.details.deliveries) == ([], 1)
+    assert {item.details.error_type for item in await letters.list() if item.details} == {
         "millstream.messaging.errors.CannotUnmarshal"
     }
 
 
 async def test_dependencies_can_be_replaced_in_the_router_that_runs(broker: Broker) -> None:
-    seen: list[str] = []
+    received: list[str] = []
     shop = Router()
 
     @shop.on("orders", group="billing", group_start="0")
     async def bill(message: Message, db: Annotated[str, Depends(open_db)]) -> None:
-        seen.append(db)
+        received.append(db)
 
     router = Router(broker)
     router.include(shop)
     router.dependency_overrides[open_db] = lambda: "a stand-in"
     async with router, Publisher(broker) as publisher:
         await publisher.publish("orders", Message(b"1"))
-        await eventually(lambda: seen == ["a stand-in"])
+        await eventually(lambda: received == ["a stand-in"])
 
 
 async def test_publish_accepts_models_and_dataclasses(broker: Broker) -> None:
-    seen: list[object] = []
+    received: list[object] = []
     router = Router(broker, group_start="0")
 
     @router.on("orders", group="billing")
     async def on_order(order: Order) -> None:
-        seen.append(order)
+        received.append(order)
 
     @router.on("bills", group="billing")
     async def on_bill(bill: Bill, message: Message) -> None:
-        seen.append((bill, message.metadata["name"]))
+        received.append((bill, message.metadata["name"]))
 
     async with router, Publisher(broker) as publisher:
         (entry_id,) = await publisher.publish("orders", Order(number=7, customer="ada"))
@@ -133,10 +133,10 @@ async def test_publish_accepts_models_and_dataclasses(broker: Broker) -> None:
         await publisher.publish("orders", Order(number=8, customer="bob"), idempotency_key="order 8")
         await publisher.publish("orders", Order(number=9, customer="eve"), delay_ms=0)
         await publisher.publish("bills", Bill(7), Message(b'{"order": 8}', {"name": "Bill"}))
-        await eventually(lambda: len(seen) == 5)
-    assert {order.number for order in seen if isinstance(order, Order)} == {7, 8, 9}
-    assert (Bill(7), "Bill") in seen
-    assert (Bill(8), "Bill") in seen
+        await eventually(lambda: len(received) == 5)
+    assert {order.number for order in received if isinstance(order, Order)} == {7, 8, 9}
+    assert (Bill(7), "Bill") in received
+    assert (Bill(8), "Bill") in received
 
 
 async def test_publish_refuses_bodies_without_a_marshaler(broker: Broker) -> None:

@@ -60,21 +60,21 @@ def terminal(redis_url: str) -> Terminal:
 def test_first_view_of_the_dashboard(terminal: Terminal) -> None:
     assert terminal.types("streams", "add", "orders", "type=email", "to=a=b")[0] == 0
     assert terminal.types("groups", "create", "orders", "billing", "--start", "0")[0] == 0
-    code, shown = terminal.types("streams", "ls")
+    code, text = terminal.types("streams", "ls")
     assert code == 0
-    assert "orders" in shown
-    code, shown = terminal.types("streams", "tail", "orders")
-    assert "type=email  to=a=b" in shown
-    code, shown = terminal.pipes("groups", "ls", "-o", "json")
-    [row] = json.loads(shown)
+    assert "orders" in text
+    code, text = terminal.types("streams", "tail", "orders")
+    assert "type=email  to=a=b" in text
+    code, text = terminal.pipes("groups", "ls", "-o", "json")
+    [row] = json.loads(text)
     assert (row["stream"], row["group"], row["lag"], row["oldest_pending_at"]) == ("orders", "billing", 1, None)
 
 
 def test_help_names_every_command(terminal: Terminal) -> None:
-    code, shown = terminal.types("--help")
+    code, text = terminal.types("--help")
     assert code == 0
     for word in ("streams", "groups", "consumers", "pending", "dlq", "retention", "assignments", "pipeline", "serve"):
-        assert word in shown
+        assert word in text
     for word in ("streams", "groups", "consumers", "pending", "dlq", "retention", "assignments", "pipeline"):
         assert terminal.types(word, "--help")[0] == 0
     for word in ("serve", "migrate", "top", "doctor", "demo"):
@@ -87,26 +87,26 @@ def test_names_are_escaped_for_the_terminal(terminal: Terminal, redis_url: str) 
         broker.xadd(HOSTILE, {HOSTILE: HOSTILE})
         broker.xreadgroup(HOSTILE, HOSTILE, HOSTILE)
     for words in (["streams", "ls"], ["groups", "ls"], ["top", "--once", "--interval", "0.2"], ["doctor"]):
-        _, shown = terminal.types(*words)
-        assert "\x1b]0;owned" not in shown
-        assert "\x07" not in shown
-    _, shown = terminal.types("streams", "ls")
-    assert "evil \\x1b]0;owned\\x07\\x1b[31m\\xff\\nname" in shown
+        _, text = terminal.types(*words)
+        assert "\x1b]0;owned" not in text
+        assert "\x07" not in text
+    _, text = terminal.types("streams", "ls")
+    assert "evil \\x1b]0;owned\\x07\\x1b[31m\\xff\\nname" in text
     name = os.fsdecode(HOSTILE)
-    code, shown = terminal.types("streams", "tail", name)
+    code, text = terminal.types("streams", "tail", name)
     assert code == 0
-    assert "\x1b]0;owned" not in shown
-    code, shown = terminal.types("pending", "ls", name, name)
+    assert "\x1b]0;owned" not in text
+    code, text = terminal.types("pending", "ls", name, name)
     assert code == 0
-    assert "\\x1b]0;owned" in shown
+    assert "\\x1b]0;owned" in text
 
 
 def test_destructive_actions_ask_first(terminal: Terminal, redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         broker.xadd("s", {"n": 1})
-        code, shown = terminal.types("streams", "rm", "s", answers={r"\[y/N\]": "n"})
+        code, text = terminal.types("streams", "rm", "s", answers={r"\[y/N\]": "n"})
         assert code == DECLINED
-        assert "1 entry" in shown
+        assert "1 entry" in text
         assert broker.xlen("s") == 1
         assert terminal.pipes("streams", "rm", "s")[0] == DECLINED
         assert broker.xlen("s") == 1
@@ -119,9 +119,9 @@ def test_removing_a_stream_names_dead_letters_and_delayed_messages(terminal: Ter
         broker.xadd("s", {"n": 1})
         broker.xadd("{s}.dlq", {"n": 2})
         broker.run(delayed.publish_later, "s", [("token", {b"n": b"3"})], delay_ms=60_000)
-        _, shown = terminal.types("streams", "rm", "s", answers={r"\[y/N\]": "n"})
-        assert "1 dead letter" in shown
-        assert "1 message that are delayed" in shown
+        _, text = terminal.types("streams", "rm", "s", answers={r"\[y/N\]": "n"})
+        assert "1 dead letter" in text
+        assert "1 message that are delayed" in text
 
 
 def test_trimming_keeps_what_a_group_needs(terminal: Terminal, redis_url: str) -> None:
@@ -139,9 +139,9 @@ def test_group_is_moved_to_an_id(terminal: Terminal, redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         broker.xadd_many("s", [{"n": n} for n in range(5)])
         broker.create_group("s", "g", start="$")
-        code, shown = terminal.types("groups", "reset", "s", "g", "--to-earliest", answers={r"\[y/N\]": "y"})
+        code, text = terminal.types("groups", "reset", "s", "g", "--to-earliest", answers={r"\[y/N\]": "y"})
         assert code == 0
-        assert "5 entries delivered again" in shown
+        assert "5 entries delivered again" in text
         assert broker.group_info("s")[0].lag == 5
         assert terminal.pipes("groups", "reset", "s", "g", "--to-latest", "--yes")[0] == 0
         assert broker.group_info("s")[0].lag == 0
@@ -171,36 +171,36 @@ def test_pending_entries_are_claimed_and_acknowledged_by_hand(terminal: Terminal
         assert broker.xpending("s", "g").count == 0
 
 
-def test_errors_say_what_to_do_and_scripts_can_tell_them_apart(terminal: Terminal) -> None:
-    code, shown = terminal.types("groups", "rm", "nothing", "there", "--yes")
-    assert code == NOT_FOUND, shown
+def test_errors_advise_what_to_do_and_have_distinct_exit_codes(terminal: Terminal) -> None:
+    code, text = terminal.types("groups", "rm", "nothing", "there", "--yes")
+    assert code == NOT_FOUND, text
     assert terminal.types("streams", "add", "s", "novalue")[0] == USAGE
     assert terminal.types("streams", "ls", "--url", "gopher://x")[0] == USAGE
-    code, shown = Terminal(f"redis://127.0.0.1:{free_port()}").types("streams", "ls")
+    code, text = Terminal(f"redis://127.0.0.1:{free_port()}").types("streams", "ls")
     assert code == UNREACHABLE
-    assert "error:" in shown
-    assert "Traceback" not in shown
+    assert "error:" in text
+    assert "Traceback" not in text
 
 
 def test_wrong_password_is_refused_and_not_printed() -> None:
     with RedisProcess(["--requirepass", "right"]) as server:
         address = server.url.removeprefix("redis://")
-        code, shown = Terminal(f"redis://:wr0ng-secret@{address}").types("streams", "ls")
+        code, text = Terminal(f"redis://:wr0ng-secret@{address}").types("streams", "ls")
         assert code == DENIED
-        assert "wr0ng-secret" not in shown
+        assert "wr0ng-secret" not in text
         assert Terminal(f"redis://:right@{address}").types("streams", "ls")[0] == 0
 
 
 def test_doctor_reports_findings_of_a_stream(terminal: Terminal, redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         broker.xadd("s", {"n": 1})
-    code, shown = terminal.types("doctor", "s")
+    code, text = terminal.types("doctor", "s")
     assert code == FINDINGS
-    assert "entries are not processed" in shown
-    assert "millstream groups create s GROUP --start 0" in shown
-    code, shown = terminal.types("doctor")
+    assert "entries are not processed" in text
+    assert "millstream groups create s GROUP --start 0" in text
+    code, text = terminal.types("doctor")
     assert code == FINDINGS
-    assert "CONFIG SET appendonly yes" in shown
+    assert "CONFIG SET appendonly yes" in text
 
 
 def test_thousand_streams_are_listed(terminal: Terminal, redis_url: str) -> None:
@@ -211,12 +211,12 @@ def test_thousand_streams_are_listed(terminal: Terminal, redis_url: str) -> None
         for group in range(10):
             pipeline.xgroup_create(f"stream-{number:04}", f"g{group}", id="0")
     pipeline.execute()
-    code, shown = terminal.pipes("streams", "ls", "-o", "json")
+    code, text = terminal.pipes("streams", "ls", "-o", "json")
     assert code == 0
-    assert len(json.loads(shown)) == 1000
-    code, shown = terminal.pipes("top", "--once", "--interval", "0.2", "-o", "json")
+    assert len(json.loads(text)) == 1000
+    code, text = terminal.pipes("top", "--once", "--interval", "0.2", "-o", "json")
     assert code == 0
-    assert len(json.loads(shown)) == 1000
+    assert len(json.loads(text)) == 1000
 
 
 def test_top_is_live_until_it_is_interrupted(terminal: Terminal, redis_url: str) -> None:
@@ -260,9 +260,9 @@ def test_assignments_are_shown_announced_and_released(terminal: Terminal, redis_
         broker.run(leases.heartbeat, "svc-input", "m1", lease_ms=60_000, owned=1, capacity=10)
         broker.xreadgroup("svc-input", "svc-group", "m1")
         broker.run(leases.take_leases, "m1", [("data-1", None)])
-    code, shown = terminal.pipes("assignments", "ls", "svc", "-o", "json")
+    code, text = terminal.pipes("assignments", "ls", "svc", "-o", "json")
     assert code == 0
-    [row] = json.loads(shown)
+    [row] = json.loads(text)
     assert (row["stream"], row["owner"], row["alive"]) == ("data-1", "m1", True)
     assert terminal.pipes("assignments", "release", "svc", "data-1", "--yes")[0] == 0
     [row] = json.loads(terminal.pipes("assignments", "ls", "svc", "-o", "json")[1])

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def demo(directory: Path, *words: str) -> tuple[int, int]:
-    """What was produced and handled, as the last line tells it."""
+    """The numbers of produced and handled messages in the last line."""
     done = subprocess.run(
         [sys.executable, "-m", "millstream", "demo", "--rows", "1000", "--data", str(directory), *words],
         capture_output=True,
@@ -32,10 +32,10 @@ def demo(directory: Path, *words: str) -> tuple[int, int]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     last = done.stdout.strip().splitlines()[-1]
-    found = LINE.fullmatch(last)
-    assert found is not None, last
+    match = LINE.fullmatch(last)
+    assert match is not None, last
     assert "worker-2 was killed with SIGKILL" in done.stdout
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def test_demo_on_an_embedded_broker_can_be_recounted(tmp_path: Path) -> None:
@@ -53,9 +53,9 @@ def test_demo_on_redis_continues_until_ctrl_c(tmp_path: Path, redis_server: Redi
     data = tmp_path / "run"
     words = ["-m", "millstream", "demo", "--rows", "1000", "--data", str(data), "--url", redis_server.url, "--keep"]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TERM": "xterm"}
-    said = io.StringIO()
+    output = io.StringIO()
     child = pexpect.spawn(
-        sys.executable, words, env=environment, encoding="utf-8", dimensions=(40, 160), timeout=240, logfile=said
+        sys.executable, words, env=environment, encoding="utf-8", dimensions=(40, 160), timeout=240, logfile=output
     )
     try:
         child.expect(r"look at it in a browser while it runs: (http://\S+)")
@@ -74,11 +74,11 @@ def test_demo_on_redis_continues_until_ctrl_c(tmp_path: Path, redis_server: Redi
         child.expect(pexpect.EOF)
     finally:
         child.close()
-    assert child.exitstatus == 0, said.getvalue()[-3000:]
-    found = LINE.search(said.getvalue())
-    assert found is not None, said.getvalue()[-3000:]
-    assert int(found[1]) == int(found[2]) + 1
-    assert "Traceback" not in said.getvalue()
+    assert child.exitstatus == 0, output.getvalue()[-3000:]
+    match = LINE.search(output.getvalue())
+    assert match is not None, output.getvalue()[-3000:]
+    assert int(match[1]) == int(match[2]) + 1
+    assert "Traceback" not in output.getvalue()
 
 
 def test_demo_on_redis_and_postgres(tmp_path: Path, redis_server: RedisProcess) -> None:

@@ -73,7 +73,7 @@ def test_validate_detects_sql_that_does_not_parse(tmp_path: Path, redis_url: str
     assert "Traceback" not in done.stderr
 
 
-NO_JAVA = "JAVA_HOME is /nowhere, where no bin/java is. Unset it, or let it name a Java of 17 or newer."
+NO_JAVA = "JAVA_HOME is /nowhere, which has no bin/java. Unset it, or set it to a Java 17 or newer."
 
 
 def test_run_without_java_ends_with_one_sentence_and_validate_warns(tmp_path: Path, redis_url: str) -> None:
@@ -90,7 +90,7 @@ def test_failing_java_is_quoted_with_its_log(tmp_path: Path, redis_url: str) -> 
     words = ("run", "shop.yaml", "--once", "--http-port", "0", "-q")
     done = types(tmp_path, redis_url, "SELECT * FROM events", *words, more="  spark: {conf: {spark.driver.memory: 1k}}")
     reason = r"Java ended: Error occurred during initialization of VM: Too small maximum heap"
-    found = re.fullmatch(rf"error: Spark did not start: {reason}\. Its output is in (\S+)\. Check .*\n", done.stderr)
-    assert found is not None, done.stderr
+    match = re.fullmatch(rf"error: Spark did not start: {reason}\. Its output is in (\S+)\. Check .*\n", done.stderr)
+    assert match is not None, done.stderr
     assert done.returncode == 1
-    assert Path(found[1]).exists()
+    assert Path(match[1]).exists()

@@ -186,7 +186,7 @@ def steady(printed: str) -> str:
     text = "\n".join(
         line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")
     )  # what was painted over is gone
-    text = re.sub(r"\b[\d,.]+ (ms|s|min|h|d)\b", lambda found: "#" * (len(found[0]) - 2) + " s", text)
+    text = re.sub(r"\b[\d,.]+ (ms|s|min|h|d)\b", lambda result: "#" * (len(result[0]) - 2) + " s", text)
     text = re.sub(r"\b[\d.]+ (B|kB|MB|GB)\b", lambda found: "#" * (len(found[0]) - 2) + " B", text)
     text = re.sub(r"(?m)^moving .*\n", "", text)  # a bar that is erased when it ends: how far it came is chance
     text = re.sub(r"(?m)^dashboard_\w+ .*$", lambda found: re.sub(r"[\d.,]+|yes|no", "#", found[0]), text)
@@ -195,10 +195,10 @@ def steady(printed: str) -> str:
 
 def test_every_line_fits_the_terminal(screens: str) -> None:
     for line in screens.splitlines():
-        if not line.startswith("$ "):  # what was typed wraps as it is
+        if not line.startswith("$ "):  # the typed command is wrapped by the terminal
             assert cell_len(line) <= 80, line
     golden = [
-        re.sub(r" {2,}|#+", lambda found: "  " if " " in found[0] else "#", line) for line in screens.splitlines()
+        re.sub(r" {2,}|#+", lambda result: "  " if " " in result[0] else "#", line) for line in screens.splitlines()
     ]
     expected = "\n".join(golden).strip() + "\n"
     if os.environ.get("UPDATE_SCREENS"):
@@ -209,7 +209,7 @@ def test_every_line_fits_the_terminal(screens: str) -> None:
 def test_every_command_has_its_screen() -> None:
     typed = [line.removeprefix("--url redis://127.0.0.1:PORT/9 ") for line in COMMANDS.strip().splitlines()]
     for name, command in commands():
-        shown = any(line == name or line.startswith(f"{name} ") for line in typed)
-        assert command.hidden or shown != (name in SHOWN_ELSEWHERE), name
+        text = any(line == name or line.startswith(f"{name} ") for line in typed)
+        assert command.hidden or text != (name in SHOWN_ELSEWHERE), name
     tests = {path.name for path in Path(__file__).parents[1].rglob("test_*.py")}
     assert set(SHOWN_ELSEWHERE.values()) <= tests

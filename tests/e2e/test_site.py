@@ -86,7 +86,7 @@ def test_browser_shows_the_front_page(address: str, tmp_path: Path) -> None:
     words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     words += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     words += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=5000", "--dump-dom", address]
-    shown = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True).stdout
-    assert "<h1" in shown
-    assert "billed order 1, delivery 1" in shown
-    assert "the tutorial" in shown
+    output = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert "<h1" in output
+    assert "billed order 1, delivery 1" in output
+    assert "the tutorial" in output

@@ -60,15 +60,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def needed(name: str, found: set[str] | None = None) -> set[str]:
+def needed(name: str, result: set[str] | None = None) -> set[str]:
     """The distributions that this one asks for without any extra, and those that they ask for."""
-    found = set() if found is None else found
+    result = set() if result is None else result
     for text in metadata.requires(name) or ():
         wanted = Requirement(text)
-        if (wanted.marker is None or wanted.marker.evaluate({"extra": ""})) and wanted.name not in found:
-            found.add(wanted.name)
-            needed(wanted.name, found)
-    return found
+        if (wanted.marker is None or wanted.marker.evaluate({"extra": ""})) and wanted.name not in result:
+            result.add(wanted.name)
+            needed(wanted.name, result)
+    return result
 
 
 def transport(name: str, packages: Path) -> None:
@@ -88,9 +88,15 @@ class Newcomer:
         return self.runs("-m", "millstream", *words)
 
     def runs(self, *words: str) -> subprocess.CompletedProcess[str]:
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        retained = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         return subprocess.run(
-            [self.python, *words], cwd=self.directory, env=kept, capture_output=True, text=True, timeout=90, check=False
+            [self.python, *words],
+            cwd=self.directory,
+            env=retained,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
         )
 
 
@@ -126,11 +132,11 @@ def test_first_program_of_the_readme_runs(newcomer: Newcomer) -> None:
 
 
 def test_help_points_at_nothing_that_is_not_installed(newcomer: Newcomer) -> None:
-    shown = newcomer.runs("-c", EVERY_HELP)
-    assert shown.returncode == 0, shown.stderr
-    assert "Delete dead letters permanently" in shown.stdout
-    assert "Seconds between two" in shown.stdout
-    assert not re.findall(r"docs/\S*|\w+\.md|make setup", shown.stdout)
+    output = newcomer.runs("-c", EVERY_HELP)
+    assert output.returncode == 0, output.stderr
+    assert "Delete dead letters permanently" in output.stdout
+    assert "Seconds between two" in output.stdout
+    assert not re.findall(r"docs/\S*|\w+\.md|make setup", output.stdout)
 
 
 def test_pipelines_and_the_runner_load_without_any_extra(newcomer: Newcomer) -> None:

@@ -28,7 +28,7 @@ BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def blocks(page: Path, language: str) -> list[str]:
     if language == "python" and page in ELSEWHERE:
         return []
-    return [text for found, text in BLOCK.findall(page.read_text()) if found == language]
+    return [text for item, text in BLOCK.findall(page.read_text()) if item == language]
 
 
 def named(pages: list[Path]) -> list[object]:
@@ -69,9 +69,9 @@ def run(words: list[str], text: str, redis: RedisProcess, directory: Path) -> st
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", named([page for page in PAGES if blocks(page, "python") and not needs_spark(page)]))
 def test_python_runs(page: Path, redis_server: RedisProcess, tmp_path: Path) -> None:
-    shown = run([sys.executable, "-"], "\n".join(blocks(page, "python")), redis_server, tmp_path)
+    output = run([sys.executable, "-"], "\n".join(blocks(page, "python")), redis_server, tmp_path)
     for line in printed(page):
-        assert line in shown
+        assert line in output
 
 
 TUTORIAL = ROOT / "docs/tutorial.md"
@@ -122,9 +122,9 @@ def test_requests_of_the_fastapi_page_share_one_broker_and_publisher(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", named([page for page in PAGES if blocks(page, "python") and needs_spark(page)]))
 def test_python_on_spark_runs(page: Path, redis_server: RedisProcess, tmp_path: Path) -> None:
-    shown = run([sys.executable, "-"], "\n".join(blocks(page, "python")), redis_server, tmp_path)
+    output = run([sys.executable, "-"], "\n".join(blocks(page, "python")), redis_server, tmp_path)
     for line in printed(page):
-        assert line in shown
+        assert line in output
 
 
 @pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ from two_servers import OperationFunction, Words
 SPEAKERS = 2
 
 KEYS = st.sampled_from([b"a"] * 8 + [b"b"] * 3 + [b"c", b"{x}1", b""])
-"""Few keys, one of them much more often than the others: what a command meets there was mostly put there before."""
+"""Few keys, one of them much more frequent than the others, so that most commands find a value."""
 MEMBERS = st.sampled_from([b"m", b"n", b"o", b"1", b"2", b"-7", b"", b"\x00\xff\r\n", b"x" * 70])
 INTEGERS = st.sampled_from(
     [
@@ -45,11 +45,11 @@ def words(*parts: Any) -> st.SearchStrategy[Words]:
     return st.tuples(*(st.just(part) if isinstance(part, bytes) else part for part in parts)).map(flatten)
 
 
-def some(one: st.SearchStrategy[Any], least: int = 0, most: int = 3) -> st.SearchStrategy[list[bytes]]:
+def some(first: st.SearchStrategy[Any], least: int = 0, most: int = 3) -> st.SearchStrategy[list[bytes]]:
     def flatten(values: list[Any]) -> list[bytes]:
         return [word for value in values for word in ([value] if isinstance(value, bytes) else value)]
 
-    return st.lists(one, min_size=least, max_size=most).map(flatten)
+    return st.lists(first, min_size=least, max_size=most).map(flatten)
 
 
 def pick(*names: bytes) -> st.SearchStrategy[bytes]:
@@ -203,7 +203,7 @@ ANYTHING = st.one_of(COMMAND, damaged())
 
 
 def is_comparable(command: Words) -> bool:
-    """SPOP without a count draws lots; a random key too."""
+    """SPOP without a count and RANDOMKEY return random members."""
     name = command[0].upper()
     return not (name == b"SPOP" and (len(command) == 2 or command[2] in (b"1", b"2")))
 
@@ -212,7 +212,7 @@ FAMILIES = (STRINGS, HASHES, LISTS, SETS, st.one_of(SORTED_SETS, LEX))
 
 
 def steps_of(family: st.SearchStrategy[Words]) -> st.SearchStrategy[list[OperationFunction]]:
-    """Mostly commands of one kind, so that they meet each other's work; now and then anything."""
+    """Mostly commands of one kind, so that they work on each other's values; sometimes any command."""
     command = st.one_of(st.just(family), st.just(family), st.just(family), st.just(GENERIC), st.just(ANYTHING))
     step = st.tuples(st.integers(0, SPEAKERS - 1), command.flatmap(lambda chosen: chosen).filter(is_comparable))
     return st.lists(step, min_size=5, max_size=40)

@@ -13,7 +13,7 @@ from two_servers import OperationFunction, Words
 
 SPEAKERS = 3
 
-# Hypothesis picks evenly; what stands here more often makes commands meet each other more often.
+# Hypothesis picks evenly. Values that are listed several times make commands hit the same keys more often.
 KEYS = st.sampled_from([b"s"] * 12 + [b"t"] * 2 + [b"u"])
 GROUPS = st.sampled_from([b"g"] * 12 + [b"h"] * 2 + [b"none", b""])
 CONSUMERS = st.sampled_from([b"alice"] * 4 + [b"bob"] * 4 + [b"Carol", b"", b"al"])
@@ -41,9 +41,9 @@ ODD_IDS = st.sampled_from(
     ]
 )
 IDS = st.one_of(*[PLAIN_IDS] * 8, ODD_IDS)
-NEW_IDS = st.one_of(*[NEXT] * 6, st.just(b"@*"), st.just(b"@*"), IDS.filter(lambda one: one != b"*"))
-STARTS = st.one_of(st.sampled_from([b"-", b"0", b"-", b"0-0", b"("]), IDS, IDS.map(lambda one: b"(" + one))
-ENDS = st.one_of(st.sampled_from([b"+", b"+", b"9", b"("]), IDS, IDS.map(lambda one: b"(" + one))
+NEW_IDS = st.one_of(*[NEXT] * 6, st.just(b"@*"), st.just(b"@*"), IDS.filter(lambda item: item != b"*"))
+STARTS = st.one_of(st.sampled_from([b"-", b"0", b"-", b"0-0", b"("]), IDS, IDS.map(lambda item: b"(" + item))
+ENDS = st.one_of(st.sampled_from([b"+", b"+", b"9", b"("]), IDS, IDS.map(lambda item: b"(" + item))
 NUMBERS = st.sampled_from([b"0", b"1", b"2", b"3", b"5", b"10", b"50", b"-1", b"x", b"", b"9223372036854775808", b"01"])
 COUNTS = st.sampled_from([b"1", b"2", b"3", b"5", b"50"] * 2 + [b"0", b"-1", b"x", b"9223372036854775807"])
 IDLES = st.sampled_from([b"0"] * 6 + [b"1000000"] * 2 + [b"-5", b"x"])
@@ -70,12 +70,12 @@ def words(*parts: Any) -> st.SearchStrategy[Words]:
 
 
 def maybe(*parts: Any, often: bool = False) -> st.SearchStrategy[Words]:
-    given = words(*parts)
-    return st.one_of(given, st.just(())) if often else st.one_of(st.just(()), st.just(()), given)
+    values = words(*parts)
+    return st.one_of(values, st.just(())) if often else st.one_of(st.just(()), st.just(()), values)
 
 
-def several(one: Any, least: int = 1, most: int = 4) -> st.SearchStrategy[Words]:
-    return st.lists(one, min_size=least, max_size=most).map(tuple)
+def several(first: Any, least: int = 1, limit: int = 4) -> st.SearchStrategy[Words]:
+    return st.lists(first, min_size=least, max_size=limit).map(tuple)
 
 
 FIELDS = st.one_of(
@@ -134,11 +134,11 @@ GROUP_IDS = st.one_of(*[st.sampled_from([b">", b">", b">", b"0", b"0-0"])] * 3, 
 
 def streams(ids: st.SearchStrategy[bytes]) -> st.SearchStrategy[Words]:
     def flatten(pairs: list[tuple[bytes, bytes]]) -> Words:
-        return (b"STREAMS", *(key for key, _ in pairs), *(one for _, one in pairs))
+        return (b"STREAMS", *(key for key, _ in pairs), *(pair for _, pair in pairs))
 
-    one = st.tuples(KEYS, ids).map(lambda pair: (b"STREAMS", *pair))
+    map = st.tuples(KEYS, ids).map(lambda pair: (b"STREAMS", *pair))
     return st.one_of(
-        *[one] * 4,
+        *[map] * 4,
         st.lists(st.tuples(KEYS, ids), min_size=1, max_size=3).map(flatten),
         several(KEYS, 0, 3).map(lambda keys: (b"streams", *keys)),
     )
@@ -238,8 +238,8 @@ def _numbered(parts: list[tuple[int, tuple[Words, ...]]]) -> list[OperationFunct
     steps: list[OperationFunction] = []
     rising = 0
     for speaker, group in parts:
-        for said in group:
-            flat = list(said)
+        for item in group:
+            flat = list(item)
             for at, word in enumerate(flat):
                 if word in (b"@", b"@*", b"@@"):
                     rising += word != b"@@" or rising % 7 == 0
@@ -253,7 +253,7 @@ def _begun(count: int, group: bytes, consumers: list[bytes]) -> tuple[Words, ...
     return (
         *((b"XADD", b"s", b"@", b"f", b"v%d" % number) for number in range(count)),
         (b"XGROUP", b"CREATE", b"s", b"g", group, b"MKSTREAM"),
-        *((b"XREADGROUP", b"GROUP", b"g", one, b"COUNT", b"3", b"STREAMS", b"s", b">") for one in consumers),
+        *((b"XREADGROUP", b"GROUP", b"g", consumer, b"COUNT", b"3", b"STREAMS", b"s", b">") for consumer in consumers),
     )
 
 
@@ -264,8 +264,8 @@ BEGINNING = st.one_of(
 
 
 def sequences(*steps: st.SearchStrategy[Any], speakers: int) -> st.SearchStrategy[list[OperationFunction]]:
-    rest = st.lists(st.tuples(st.integers(0, speakers - 1), st.one_of(*steps)), min_size=5, max_size=40)
-    return st.tuples(BEGINNING, rest).map(lambda parts: _numbered(parts[0] + parts[1]))
+    remaining = st.lists(st.tuples(st.integers(0, speakers - 1), st.one_of(*steps)), min_size=5, max_size=40)
+    return st.tuples(BEGINNING, remaining).map(lambda parts: _numbered(parts[0] + parts[1]))
 
 
 STEPS = sequences(ONE, ONE, ONE, ONE, BULK, speakers=1)

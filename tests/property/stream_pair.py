@@ -43,7 +43,7 @@ class StreamPair:
             connection.close()
 
     def step(self, at: int, words: Words) -> None:
-        """A connection that waits says nothing."""
+        """A connection that waits sends no command."""
         session = self._sessions[at]
         if session.blocked is not None:
             return
@@ -56,7 +56,7 @@ class StreamPair:
         self._compare_outbox(words)
 
     def both(self, *words: bytes) -> tuple[Any, Any]:
-        """What each says, uncompared."""
+        """The reply of each server, without a comparison."""
         session = self._sessions[0]
         (ours,) = decoded(encode(self._engine.execute(session, words, _now_ms()), session.protocol))
         return ours, self._theirs[0].ask(*words)

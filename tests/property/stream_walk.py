@@ -92,8 +92,8 @@ class Walk:
             return b"%d-%d" % (chance.randrange(self._time + 3), chance.choice((0, 0, 1)))
         return chance.choice(self._ids)
 
-    def _some_ids(self, most: int = 5) -> Words:
-        return tuple(self._id() for _ in range(self._chance.randint(1, most)))
+    def _some_ids(self, limit: int = 5) -> Words:
+        return tuple(self._id() for _ in range(self._chance.randint(1, limit)))
 
     def _number(self) -> bytes:
         return b"%d" % self._chance.choice((0, 1, 1, 2, 3, 5, 8, 20, 1000))
@@ -108,8 +108,8 @@ class Walk:
 
     def _trim_words(self) -> Words:
         sign = self._chance.choice(((), (b"=",), (b"~",), (b"~",)))
-        what = self._chance.choice(((b"MAXLEN", *sign, self._number()), (b"MINID", *sign, self._id())))
-        return what + (self._maybe((b"LIMIT", self._number())) if sign == (b"~",) else ())
+        draw = self._chance.choice(((b"MAXLEN", *sign, self._number()), (b"MINID", *sign, self._id())))
+        return draw + (self._maybe((b"LIMIT", self._number())) if sign == (b"~",) else ())
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -189,8 +189,8 @@ class Walk:
     def _info(self) -> Words:
         key = self._key()
         full = (b"XINFO", b"STREAM", key, b"FULL", *self._maybe((b"COUNT", self._number())))
-        rest = (b"XINFO", b"STREAM", key), (b"XINFO", b"GROUPS", key), (b"XINFO", b"CONSUMERS", key, self._name())
-        return self._chance.choice((full, *rest, (b"XLEN", key)))
+        remaining = (b"XINFO", b"STREAM", key), (b"XINFO", b"GROUPS", key), (b"XINFO", b"CONSUMERS", key, self._name())
+        return self._chance.choice((full, *remaining, (b"XLEN", key)))
 
     def _group(self) -> Words:
         chance, key, name = self._chance, self._key(), self._name()
@@ -212,8 +212,8 @@ class Walk:
 
     def _around(self) -> Words:
         chance, key = self._chance, self._key()
-        what = chance.random()
-        if what < 0.5:
+        draw = chance.random()
+        if draw < 0.5:
             name, values = chance.choice((("entries", "1 2 3 10 100 0"), ("bytes", "1000 2000 4096 0")))
             return b"CONFIG", b"SET", b"stream-node-max-" + name.encode(), chance.choice(words_of(values))
         self._planned += [(b"DEL", key), (b"XGROUP", b"CREATE", key, b"g", b"0", b"MKSTREAM")]

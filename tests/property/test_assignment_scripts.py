@@ -44,8 +44,8 @@ class Side:
         broker.create_group("svc-input", "g", start="0")
 
     def record(self, stream: str, right: bool) -> bytes | None:
-        found = self.broker.run(leases.read_leases, [stream])[0][0]
-        return found if right else b"12 absent"
+        result = self.broker.run(leases.read_leases, [stream])[0][0]
+        return result if right else b"12 absent"
 
     def step(self, name: str, *args: Any) -> Any:
         """The answer, without what the clock has made of it."""

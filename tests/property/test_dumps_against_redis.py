@@ -69,7 +69,7 @@ class Asked:
 
 def plain(reply: Any) -> Any:
     """Without the kinds that RESP2 does not have."""
-    return [plain(one) for one in reply] if isinstance(reply, list) else reply
+    return [plain(item) for item in reply] if isinstance(reply, list) else reply
 
 
 def test_checksum_equals_that_of_redis() -> None:

@@ -69,7 +69,7 @@ def test_effect_names_its_change(before: str, line: str, effects: list[str]) -> 
         engine.execute(session, before.encode().split(), START_MS)
         engine.take_units()
     engine.execute(session, line.encode().split(), START_MS)
-    assert engine.take_units() == ([[(0, tuple(one.encode().split())) for one in effects]] if effects else [])
+    assert engine.take_units() == ([[(0, tuple(effect.encode().split())) for effect in effects]] if effects else [])
 
 
 def test_transaction_is_one_journal_unit() -> None:

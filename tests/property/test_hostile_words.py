@@ -30,7 +30,7 @@ NEVER = {"DEBUG"}
 
 
 def all_commands() -> list[Spec]:
-    specs = [one for spec in COMMANDS.values() for one in (spec, *spec.subs.values()) if not one.subs]
+    specs = [item for spec in COMMANDS.values() for item in (spec, *spec.subs.values()) if not item.subs]
     return sorted((spec for spec in specs if spec.name.split("|")[0] not in NEVER), key=lambda spec: spec.name)
 
 

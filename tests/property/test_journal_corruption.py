@@ -111,8 +111,8 @@ def _corrupt(dice: random.Random, data: bytes) -> bytes:
             case _:
                 block = 64
                 first, second = dice.randrange(len(data) // block), dice.randrange(len(data) // block)
-                one, other = slice(first * block, (first + 1) * block), slice(second * block, (second + 1) * block)
-                broken[one], broken[other] = broken[other], broken[one]
+                single, other = slice(first * block, (first + 1) * block), slice(second * block, (second + 1) * block)
+                broken[single], broken[other] = broken[other], broken[single]
         if not data.startswith(bytes(broken)) and broken != data:
             return bytes(broken)
 
@@ -127,9 +127,9 @@ def test_truncated_journal_yields_a_prefix_of_the_history(history, tmp_path):
     for _ in range(CASES // 3):
         target = damaged(directory, tmp_path, data[: dice.randrange(len(data) + 1)])
         embedded = opened(target)
-        found = state(embedded)
-        assert found in states, "a state that never was"
-        reached.add(states.index(found))
+        result = state(embedded)
+        assert result in states, "a state that never was"
+        reached.add(states.index(result))
         embedded.close()
     assert len(reached) > 20
 

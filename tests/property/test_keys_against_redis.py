@@ -18,7 +18,7 @@ from millstream.engine import Engine
 from millstream.testing import RedisProcess
 
 LISTENER = SPEAKERS
-"""The connection that hears the notifications."""
+"""The connection that receives the notifications."""
 
 PROFILE = settings(
     max_examples=300,
@@ -30,7 +30,7 @@ PROFILE = settings(
 
 @pytest.fixture(scope="module")
 def redis(shared_redis: RedisProcess) -> Iterator[RedisProcess]:
-    """A server of this module's own, because its settings are changed. The shared one says whether one can be had."""
+    """A server of this module's own, because its settings are changed. Skipped if the shared server is skipped."""
     with RedisProcess() as server:
         yield server
 
@@ -41,7 +41,7 @@ def beginning() -> Iterator[OperationFunction]:
 
 
 def ending() -> Iterator[OperationFunction]:
-    """Ends open transactions, shows what there is, and lets every connection say whether it heard more than ours."""
+    """Ends open transactions, reads all values, and checks that no connection received more than ours."""
     for at in range(SPEAKERS):
         yield at, (b"RESET",)
     for index in (b"0", b"1"):

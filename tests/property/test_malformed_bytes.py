@@ -65,11 +65,11 @@ def test_parser_accepts_any_bytes_in_any_split():
 
 def _all(parser: RequestParser, data: bytes) -> list[list[bytes]]:
     requests = parser.feed(data)
-    found = list(requests)
+    stored = list(requests)
     while requests and parser.more:
         requests = parser.feed(b"")
-        found += requests
-    return found
+        stored += requests
+    return stored
 
 
 def _hear(sock: socket.socket) -> bytes:

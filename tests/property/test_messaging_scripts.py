@@ -70,7 +70,11 @@ def entry(number: int) -> EntryId:
 def timeless(swept: Swept) -> Any:
     """What a script added has an id that the clock made: another one on each side."""
     cursor = swept.cursor if swept.cursor.removeprefix(b"(").startswith((b"0-", b"1-")) else b"later"
-    return cursor, [one if one.id.ms == 1 else one.fields for one in swept.deliveries], len(swept.gone)
+    return (
+        cursor,
+        [delivery if delivery.id.ms == 1 else delivery.fields for delivery in swept.deliveries],
+        len(swept.gone),
+    )
 
 
 class Side:
@@ -95,27 +99,27 @@ class Side:
         broker = self.broker
         match name, args:
             case "read", (group, consumer, count):
-                return [one.id for one in broker.xreadgroup("s", group, consumer, count=count) if one.id.ms == 1]
+                return [item.id for item in broker.xreadgroup("s", group, consumer, count=count) if item.id.ms == 1]
             case "abandon", (group, consumer, numbers, count):
-                some = [entry(n) for n in numbers]
-                return broker.xclaim_ids("s", group, consumer, some, min_idle_ms=0, time_ms=1, retry_count=count)
+                batch = [entry(n) for n in numbers]
+                return broker.xclaim_ids("s", group, consumer, batch, min_idle_ms=0, time_ms=1, retry_count=count)
             case "delete", (numbers,):
                 return broker.xdel("s", [entry(n) for n in numbers])
             case (("ack_held" | "heartbeat" | "count_delivery"), (group, consumer, numbers, count)):
-                some = [entry(n) for n in numbers]
-                return broker.run(getattr(settle, name), "s", group, consumer, some, times_delivered=count)
+                batch = [entry(n) for n in numbers]
+                return broker.run(getattr(settle, name), "s", group, consumer, batch, times_delivered=count)
             case "ack_streams", (group, consumer, numbers, count):
-                some = [entry(n) for n in numbers]
-                acks = [("none", count, some), ("s", count, some), ("{s}.out", count, some), ("s", count, some[:1])]
+                batch = [entry(n) for n in numbers]
+                acks = [("none", count, batch), ("s", count, batch), ("{s}.out", count, batch), ("s", count, batch[:1])]
                 return broker.run(settle.ack_streams, group, consumer, acks)
             case "return_unstarted", (group, consumer, numbers, count, leaving):
-                some = [entry(n) for n in numbers]
+                batch = [entry(n) for n in numbers]
                 return broker.run(
-                    settle.return_unstarted, "s", group, consumer, some, times_delivered=count, leaving=leaving
+                    settle.return_unstarted, "s", group, consumer, batch, times_delivered=count, leaving=leaving
                 )
             case "delay", (group, consumer, numbers, count, delay_ms):
-                some = [entry(n) for n in numbers]
-                return broker.run(settle.delay, "s", group, consumer, some, times_delivered=count, delay_ms=delay_ms)
+                batch = [entry(n) for n in numbers]
+                return broker.run(settle.delay, "s", group, consumer, batch, times_delivered=count, delay_ms=delay_ms)
             case "dead_letter", (group, consumer, number, count):
                 letter = {"why": b"\x00"}
                 return (
@@ -127,7 +131,7 @@ class Side:
             case "outputs", (group, consumer, numbers, count, outputs):
                 step = [Output(entry(n), count, [("{s}.out", {"n": n})] * outputs) for n in numbers]
                 ids = broker.run(settle.ack_with_outputs, "s", group, consumer, step)
-                return [None if some is None else len(some) for some in ids]
+                return [None if batch is None else len(batch) for batch in ids]
             case "sweep", (group, consumer, scan, room, own, but):
                 swept = broker.run(
                     recovery.sweep,
@@ -146,7 +150,7 @@ class Side:
             case "visit", (group, scan, min_idle_ms):
                 streams = ("none", "s", "{s}.out")
                 visits = broker.run(needs_visit, streams, group, min_idle_ms=min_idle_ms, scan=scan)
-                return {n: (one.sweep, one.due_ms is None, one.later_ms is None) for n, one in visits.items()}
+                return {n: (visit.sweep, visit.due_ms is None, visit.later_ms is None) for n, visit in visits.items()}
             case "due", (group, consumer, room):
                 due = broker.run(recovery.take_due, "s", group, consumer, room=room)
                 return due.deliveries, due.next_ms is None, due.gone
@@ -174,21 +178,21 @@ class Side:
 
     def _left(self) -> Any:
         broker = self.broker
-        left: list[Any] = [[one.fields for one in broker.xrange("s")]]
+        remaining: list[Any] = [[item.fields for item in broker.xrange("s")]]
         for info in broker.group_info("s"):
-            left.append((info.name, info.last_delivered if info.last_delivered.ms == 1 else "later"))
-            left.append(
-                [(one.id, one.consumer, one.times_delivered, one.idle_ms > HOUR) for one in self._old(info.name)]
+            remaining.append((info.name, info.last_delivered if info.last_delivered.ms == 1 else "later"))
+            remaining.append(
+                [(item.id, item.consumer, item.times_delivered, item.idle_ms > HOUR) for item in self._old(info.name)]
             )
-            left.append(self._members(f"due:{info.name}"))
-        left.append([one.fields for one in broker.xrange(companion_key("s", "dlq"))])
-        left.append((self._members("later"), self._members("later.done")))
+            remaining.append(self._members(f"due:{info.name}"))
+        remaining.append([item.fields for item in broker.xrange(companion_key("s", "dlq"))])
+        remaining.append((self._members("later"), self._members("later.done")))
         for suffix in ("seen.a", "seen.b"):
-            left.append(sorted(broker.transport.call(Command((b"SMEMBERS", companion_key("s", suffix))))))
-        return left
+            remaining.append(sorted(broker.transport.call(Command((b"SMEMBERS", companion_key("s", suffix))))))
+        return remaining
 
     def _old(self, group: str) -> list[Any]:
-        return [one for one in self.broker.xpending_range("s", group) if one.id.ms == 1]
+        return [item for item in self.broker.xpending_range("s", group) if item.id.ms == 1]
 
     def _members(self, suffix: str) -> list[bytes]:
         return sorted(self.broker.transport.call(Command((b"ZRANGE", companion_key("s", suffix), b"0", b"-1"))))
@@ -213,11 +217,11 @@ def test_many_ids_are_settled_although_the_consumer_holds_many_others(redis_serv
             broker.delete("many")
             broker.xadd_many("many", [{"n": n} for n in range(500)])
             broker.create_group("many", "g", start="0")
-            held = [one.id for one in broker.xreadgroup("many", "g", "me", count=500)]
-            some = held[::50]
+            held = [item.id for item in broker.xreadgroup("many", "g", "me", count=500)]
+            batch = held[::50]
 
-            assert broker.run(settle.ack_held, "many", "g", "me", some, times_delivered=1).refused == []
-            assert broker.run(settle.ack_held, "many", "g", "me", some, times_delivered=1) == (some, True, [])
+            assert broker.run(settle.ack_held, "many", "g", "me", batch, times_delivered=1).refused == []
+            assert broker.run(settle.ack_held, "many", "g", "me", batch, times_delivered=1) == (batch, True, [])
             assert broker.xpending("many", "g").count == 490
             assert broker.run(settle.ack_held, "many", "g", "other", held[1:3], times_delivered=1) == (
                 held[1:3],
@@ -233,7 +237,7 @@ def test_deleted_entries_are_reported_and_removed_from_pending_lists(redis_serve
             broker.delete("gone", companion_key("gone", "due:g"))
             broker.xadd_many("gone", [{"n": n} for n in range(14)])
             broker.create_group("gone", "g", start="0")
-            held = [one.id for one in broker.xreadgroup("gone", "g", "me", count=14)]
+            held = [item.id for item in broker.xreadgroup("gone", "g", "me", count=14)]
             early, late = held[8:11], held[11:]
             broker.run(settle.delay, "gone", "g", "me", early, times_delivered=1, delay_ms=0)
             broker.xdel("gone", [*held[:8:2], *early[:2]])
@@ -249,11 +253,11 @@ def test_deleted_entries_are_reported_and_removed_from_pending_lists(redis_serve
             )
             assert broker.run(settle.delay, "gone", "g", "me", held[6:8], **say, delay_ms=HOUR) == ([], True, held[6:7])
             due = broker.run(recovery.take_due, "gone", "g", "me")
-            assert ([one.id for one in due.deliveries], due.gone) == (early[2:], early[:1])
+            assert ([delivery.id for delivery in due.deliveries], due.gone) == (early[2:], early[:1])
             broker.xdel("gone", late)
             assert broker.run(settle.ack_held, "gone", "g", "me", late, **say) == ([], True, [])
 
-            assert [one.id for one in broker.xpending_range("gone", "g")] == [*held[1:8:2], early[2]]
+            assert [item.id for item in broker.xpending_range("gone", "g")] == [*held[1:8:2], early[2]]
             assert broker.transport.call(Command((b"ZRANGE", companion_key("gone", "due:g"), b"0", b"-1"))) == [
                 bytes(held[7])
             ]
@@ -267,13 +271,13 @@ def test_scan_covers_a_long_pending_list(redis_server: RedisProcess) -> None:
             broker.delete("long", companion_key("long", "due:g"))
             broker.xadd_many("long", [{"n": b"%03d" % n, "size": b"." * (n % 40)} for n in range(450)])
             broker.create_group("long", "g", start="0")
-            held = [one.id for one in broker.xreadgroup("long", "g", "dead", count=450)]
+            held = [item.id for item in broker.xreadgroup("long", "g", "dead", count=450)]
             broker.xclaim_ids("long", "g", "dead", held[250:], min_idle_ms=0)
-            twice = [one.id for one in broker.xclaim("long", "g", "dead", held[120:170], min_idle_ms=0)]
+            twice = [item.id for item in broker.xclaim("long", "g", "dead", held[120:170], min_idle_ms=0)]
             deleted, delayed_ones, left_alone = held[3:300:7], held[301:310], held[440:445]
             broker.run(settle.delay, "long", "g", "dead", delayed_ones, times_delivered=1, delay_ms=HOUR)
             broker.xdel("long", deleted)
-            expected = [one for one in held if one not in {*deleted, *delayed_ones, *left_alone}]
+            expected = [item for item in held if item not in {*deleted, *delayed_ones, *left_alone}]
 
             pages: list[Swept] = []
             cursor = b"0-0"
@@ -282,13 +286,19 @@ def test_scan_covers_a_long_pending_list(redis_server: RedisProcess) -> None:
                 pages.append(broker.run(recovery.sweep, "long", "g", "me", min_idle_ms=0, cursor=cursor, **limits))
                 cursor = pages[-1].cursor
 
-            found = [one for page in pages for one in page.deliveries]
-            assert [one.id for one in found] == expected
-            assert [one.id for one in found if one.times_delivered == 2] == [one for one in twice if one in expected]
-            assert [one for page in pages for one in page.gone] == deleted
+            result = [delivery for page in pages for delivery in page.deliveries]
+            assert [match.id for match in result] == expected
+            assert [match.id for match in result if match.times_delivered == 2] == [
+                item for item in twice if item in expected
+            ]
+            assert [item for page in pages for item in page.gone] == deleted
             assert max(len(page.deliveries) for page in pages) <= 130
             for page in pages:  # a page ends with the entry that is too much, or a little later where sizes differ
-                weights = [sum(map(len, (*one.fields.keys(), *one.fields.values()))) for one in page.deliveries]
+                weights = [
+                    sum(map(len, (*delivery.fields.keys(), *delivery.fields.values()))) for delivery in page.deliveries
+                ]
                 assert sum(weights) <= 3_000 + 50 * max(weights)
             mine = broker.xpending_range("long", "g", consumer="me", count=500)
-            assert [(one.id, one.times_delivered) for one in mine] == [(one.id, one.times_delivered) for one in found]
+            assert [(item.id, item.times_delivered) for item in mine] == [
+                (match.id, match.times_delivered) for match in result
+            ]

@@ -98,7 +98,7 @@ class Side:
 
     def retain(self, later: int, age: Any, length: Any, acked: Any, hard: Any, step: int, hard_age: Any) -> Any:
         self.now_ms += later
-        argv = [b"%d" % self.now_ms, *(b"" if one is None else b"%d" % one for one in (age, length, acked, hard))]
+        argv = [b"%d" % self.now_ms, *(b"" if item is None else b"%d" % item for item in (age, length, acked, hard))]
         chosen = script("retain")
         self.call(b"SCRIPT", b"LOAD", chosen.source)
         argv += [b"%d" % step, b"" if hard_age is None else b"%d" % hard_age, b"0", *NAMES]
@@ -171,8 +171,8 @@ def same_everywhere(urls: Sequence[str], history: list[tuple[Any, ...]]) -> None
             assert set(must_stay) <= set(sides[0].ids()), f"step {number} of {history}"
             if expected is not None:
                 # One entry more may be kept where a Lua number does not hold the sequence number exactly.
-                kept = [id for id in sides[0].ids() if id in expected or EntryId.parse(id).seq < 2**53 - 1]
-                assert kept == expected, f"step {number} of {history}"
+                retained = [id for id in sides[0].ids() if id in expected or EntryId.parse(id).seq < 2**53 - 1]
+                assert retained == expected, f"step {number} of {history}"
                 assert set(expected) <= set(sides[0].ids())
         states = [side.state() for side in sides]
         assert states == states[:1] * len(sides)

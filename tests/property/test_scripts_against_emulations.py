@@ -50,13 +50,13 @@ def sides(redis_server: RedisProcess) -> Iterator[tuple[Side, Side]]:
 
 
 def plain(reply: Any) -> Any:
-    """One form for what the two say differently in Python but alike on the wire."""
+    """One form for replies that differ as Python values but are equal on the wire."""
     if reply is NIL_ARRAY:
         return None
     if isinstance(reply, ErrorReply):
         return SCRIPT_PLACE.sub("", reply.text)
     if isinstance(reply, list):
-        return [plain(one) for one in reply]
+        return [plain(item) for item in reply]
     return bytes(reply) if isinstance(reply, bytes) else reply
 
 
@@ -242,7 +242,7 @@ def test_append_unique(sides: tuple[Side, Side], seed: int) -> None:
             b"%d" % trial.random.choice((window, window, window // 3, 3 * window)),
             *trim,
             *entries,
-            shape=lambda reply: [bool(one) for one in reply] if isinstance(reply, list) else reply,
+            shape=lambda reply: [bool(item) for item in reply] if isinstance(reply, list) else reply,
         )
         trial.both(b"XRANGE", STREAM, b"-", b"+", shape=fields_alone)
         for key in keys[1:3]:

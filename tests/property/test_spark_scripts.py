@@ -54,7 +54,7 @@ def plain(reply: Any) -> Any:
     if isinstance(reply, ErrorReply):
         return reply.text.split(" script: ", 1)[0]
     if isinstance(reply, list):
-        return [plain(one) for one in reply]
+        return [plain(item) for item in reply]
     return bytes(reply) if isinstance(reply, bytes) else reply
 
 
@@ -141,7 +141,7 @@ def test_append_once_at(sides: tuple[Side, Side], seed: int) -> None:
 def shapes_of_ids(reply: Any) -> Any:
     """Ids that the servers make are times, and differ: their form must not."""
     if isinstance(reply, list):
-        return [shapes_of_ids(one) for one in reply]
+        return [shapes_of_ids(item) for item in reply]
     if isinstance(reply, bytes) and re.fullmatch(rb"[1-9]\d{12}-\d+", reply):
         return b"ID"
     return re.sub(rb"[1-9]\d{12}-\d+$", b"ID", reply) if isinstance(reply, bytes) else reply

@@ -15,7 +15,7 @@ from millstream.testing import RedisProcess
 
 @pytest.fixture(scope="module")
 def redis(shared_redis: RedisProcess) -> Iterator[RedisProcess]:
-    """A server of this module's own, because its settings are changed. The shared one says whether one can be had."""
+    """A server of this module's own, because its settings are changed. Skipped if the shared server is skipped."""
     with RedisProcess() as server:
         yield server
 

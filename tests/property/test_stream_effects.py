@@ -28,7 +28,7 @@ KEYS = (b"s", b"t", b"u")
 
 
 def run(steps: Iterable[OperationFunction], *, recording: bool = False) -> Engine:
-    """An hour passes between two steps, so that times tell entries apart."""
+    """An hour passes between two steps, so that entries have different times."""
     engine = Engine(recording=recording, now_ms=START_MS)
     sessions = [engine.session() for _ in range(SPEAKERS)]
     for number, (at, words) in enumerate(steps):
@@ -67,7 +67,7 @@ def without_unkept(reply: Any) -> Any:
         pairs = zip(reply[::2], reply[1::2], strict=True)
         return {name: without_unkept(value) for name, value in pairs if name not in UNKEPT}
     if isinstance(reply, list):
-        return [without_unkept(one) for one in reply]
+        return [without_unkept(item) for item in reply]
     return reply
 
 

@@ -31,7 +31,7 @@ PROFILE = settings(
 
 @pytest.fixture(scope="module")
 def redis(shared_redis: RedisProcess) -> Iterator[RedisProcess]:
-    """A server of this module's own, because its settings are changed. The shared one says whether one can be had."""
+    """A server of this module's own, because its settings are changed. Skipped if the shared server is skipped."""
     with RedisProcess() as server:
         yield server
 
@@ -163,7 +163,8 @@ SECOND_IDS = ["5-1", "5-127", "5-128", "5-4097", "132-0", "133-0", "40000-0", "9
     + [((b"f", b"v", name, b"w"), "6-0") for name in VALUES[:6]],
 )
 def test_node_is_full_at_the_same_byte_as_in_redis(redis: RedisProcess, words: Words, second_id: str) -> None:
-    """Two entries, and a third that fits by one byte or does not: it tells the size of the first two exactly."""
+    """Two entries, and a third that fits exactly or is one byte too large: this shows the exact size of the first
+    two."""
     node = OpenNode(5, 0, (b"f", b"v"))
     ms, seq = map(int, second_id.split("-"))
     node.add(ms, seq, words, sum(map(len, words)))

@@ -84,7 +84,8 @@ class Pair:
             self.step(at, words)
 
     def step(self, at: int, words: Words) -> None:
-        """Ours goes first and so says how many replies to wait for; what Redis has beyond these is met later, at the
+        """Ours is called first, which determines the number of replies to wait for; what Redis has beyond these is met
+        later, at the
         latest by a last PING on each connection."""
         received = self._ours.step(at, words)
         self._theirs[at].send(words)
@@ -99,8 +100,8 @@ def in_order(words: Words, received: list[Any]) -> tuple[list[Any], list[Any]]:
     """Replies and pushes apart: a connection's own pushes may overtake the reply or follow it."""
     name = words[0].upper()
     return (
-        [comparable(name, one) for one in received if not isinstance(one, Push)],
-        [comparable(b"", one) for one in received if isinstance(one, Push)],
+        [comparable(name, item) for item in received if not isinstance(item, Push)],
+        [comparable(b"", item) for item in received if isinstance(item, Push)],
     )
 
 

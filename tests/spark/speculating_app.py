@@ -45,7 +45,7 @@ COMMITTED = "committed"
 
 
 class Attempt:
-    """One attempt of a task: tells the other one how far it is, and waits for it."""
+    """One attempt of a task: reports its progress to the other attempt, and waits for it."""
 
     def __init__(self, broker: BlockingBroker, stream: str, number: int | str) -> None:
         self._broker = broker

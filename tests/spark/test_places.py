@@ -101,8 +101,8 @@ def spark_42_variables() -> dict[str, str]:
 def test_spark_4_2(redis_url, tmp_path):
     python = spark_42()
     fill(redis_url)
-    said = run([python, str(APP), asked(redis_url, tmp_path, master="local[2]")], tmp_path, **spark_42_variables())
-    assert check(redis_url, said)["version"].startswith("4.2.")
+    output = run([python, str(APP), asked(redis_url, tmp_path, master="local[2]")], tmp_path, **spark_42_variables())
+    assert check(redis_url, output)["version"].startswith("4.2.")
 
 
 @pytest.mark.at_length

@@ -85,7 +85,7 @@ class FakeHadoop:
                 FileContext=SimpleNamespace(getFileContext=lambda uri, conf: _Context(self, uri)),
                 Options=SimpleNamespace(Rename=SimpleNamespace(OVERWRITE="OVERWRITE", NONE="NONE")),
             ),
-            conf=SimpleNamespace(Configuration=lambda given: given),
+            conf=SimpleNamespace(Configuration=lambda value: value),
             io=SimpleNamespace(IOUtils=SimpleNamespace(copyBytes=_copy)),
         )
         commons = SimpleNamespace(io=SimpleNamespace(IOUtils=SimpleNamespace(copyLarge=_copy_range)))
@@ -272,9 +272,9 @@ class _Input:
         self._at = at
 
     def readNBytes(self, count: int) -> bytes:  # Java's name
-        found = self._content[self._at : self._at + count]
-        self._at += len(found)
-        return found
+        result = self._content[self._at : self._at + count]
+        self._at += len(result)
+        return result
 
     def close(self) -> None:
         pass

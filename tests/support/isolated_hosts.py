@@ -142,15 +142,15 @@ class IsolatedCluster:
 def _below(process: int) -> Iterator[int]:
     children = Path("/proc", str(process), "task", str(process), "children")
     try:
-        found = [int(child) for child in children.read_text().split()]
+        result = [int(child) for child in children.read_text().split()]
         threads = list(Path("/proc", str(process), "task").iterdir())
     except FileNotFoundError:
         return
     for thread in threads:
         try:
-            found += [int(child) for child in (thread / "children").read_text().split()]
+            result += [int(child) for child in (thread / "children").read_text().split()]
         except FileNotFoundError:
             continue
-    for child in set(found):
+    for child in set(result):
         yield child
         yield from _below(child)

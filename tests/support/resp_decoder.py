@@ -59,38 +59,38 @@ class Decoder:
         if depth > MAX_NESTING:
             raise MalformedReply("nested too deeply", start)
         line = self._line()
-        kind, rest = line[:1], line[1:]
+        kind, remaining = line[:1], line[1:]
         try:
-            return self._of_kind(kind, rest, depth)
+            return self._of_kind(kind, remaining, depth)
         except ValueError:
             raise MalformedReply(f"not a reply: {line[:40]!r}", start) from None
 
-    def _of_kind(self, kind: bytes, rest: bytes, depth: int) -> Reply:
+    def _of_kind(self, kind: bytes, arguments: bytes, depth: int) -> Reply:
         match kind:
             case b"+":
-                return Status(rest)
+                return Status(arguments)
             case b"-":
-                return ErrorReply(rest.decode("utf-8", "surrogateescape"))
+                return ErrorReply(arguments.decode("utf-8", "surrogateescape"))
             case b":":
-                return int(rest)
+                return int(arguments)
             case b"$":
-                return None if rest == b"-1" else self._bulk(int(rest))
+                return None if arguments == b"-1" else self._bulk(int(arguments))
             case b"*":
-                return NIL_ARRAY if rest == b"-1" else self._items(int(rest), depth)
+                return NIL_ARRAY if arguments == b"-1" else self._items(int(arguments), depth)
             case b"_":
                 return None
             case b",":
-                return Double(rest)
+                return Double(arguments)
             case b"=":
-                return Verbatim(self._bulk(int(rest))[4:])
+                return Verbatim(self._bulk(int(arguments))[4:])
             case b"%":
-                return Map(self._items(2 * int(rest), depth))
+                return Map(self._items(2 * int(arguments), depth))
             case b"~":
-                return Members(self._items(int(rest), depth))
+                return Members(self._items(int(arguments), depth))
             case b">":
-                return Push(self._items(int(rest), depth))
+                return Push(self._items(int(arguments), depth))
             case b"#":
-                return {b"t": True, b"f": False}.get(rest)
+                return {b"t": True, b"f": False}.get(arguments)
         raise ValueError(kind)
 
     def _bulk(self, size: int) -> bytes:

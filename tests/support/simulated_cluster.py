@@ -65,16 +65,16 @@ class ClusterTransport:
 
     async def _in_one_slot(self, commands: Sequence[Args], key: bytes | None) -> None:
         """An AssertionError, not an error reply: a cluster would refuse it each time, so that no test shall hide it."""
-        touched = {slot_of(one) for words in commands for one in await self._keys(words)}
+        touched = {slot_of(item) for words in commands for item in await self._keys(words)}
         if touched and (key is None or touched != {slot_of(key)}):
             raise AssertionError(f"sent to the node of {key!r}, with keys of the slots {sorted(touched)}: {commands}")
 
     async def _keys(self, words: Args) -> Sequence[bytes]:
         try:
-            found: Sequence[bytes] = await self._transport.call(Command((b"COMMAND", b"GETKEYS", *words)))
+            result: Sequence[bytes] = await self._transport.call(Command((b"COMMAND", b"GETKEYS", *words)))
         except ServerError:  # it has none
             return ()
-        return found
+        return result
 
     def listen(self, patterns: Sequence[bytes]) -> Listener:
         return self._transport.listen(patterns)

@@ -72,8 +72,8 @@ class SimulatedDisk:
         """A disk as it may be found when the power went after so many steps: what was synced is there, and ``kept``
         bytes of what was written since, and ``zeros`` bytes more that the file system had only allocated."""
         replay = SimulatedDisk()
-        for kind, path, what in self.steps if steps is None else self.steps[:steps]:
-            replay._repeat(kind, path, what)
+        for kind, path, item in self.steps if steps is None else self.steps[:steps]:
+            replay._repeat(kind, path, item)
         for content in replay._contents.values():
             since = bytes(content.seen[len(content.durable) :])
             missing = max(len(since) - kept, 0)
@@ -85,8 +85,8 @@ class SimulatedDisk:
     def unsynced(self, path: Path, steps: int | None = None) -> int:
         """How many bytes of the file a power cut after that many steps may lose."""
         replay = SimulatedDisk()
-        for kind, where, what in self.steps if steps is None else self.steps[:steps]:
-            replay._repeat(kind, where, what)
+        for kind, where, item in self.steps if steps is None else self.steps[:steps]:
+            replay._repeat(kind, where, item)
         content = replay._contents.get(path)
         return len(content.seen) - len(content.durable) if content is not None else 0
 

@@ -89,11 +89,11 @@ class StorageContract:
         versions = [bytes([number]) * (100_000 * (number + 1)) for number in range(6)]
         storage.write("shared", versions[0])
         done = threading.Event()
-        seen = []
+        received = []
 
         def read() -> None:
             while not done.is_set():
-                seen.append(storage.read("shared"))
+                received.append(storage.read("shared"))
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -101,7 +101,7 @@ class StorageContract:
             storage.write("shared", version)
         done.set()
         reader.join()
-        assert set(seen) <= set(versions)
+        assert set(received) <= set(versions)
 
     def test_list_names_files_and_directories(self, storage: Storage) -> None:
         storage.write("d/2", b"22")

@@ -295,13 +295,13 @@ class AssignmentClient:
     async def _place_step(self) -> None:
         # Cleared only here: if close() sets it while the step runs, the loop must notice that after the step.
         self._place_now.clear()
-        more = True
-        while more and not self._closed:
+        has_more = True
+        while has_more and not self._closed:
             async with self._changes:
                 await self._heartbeat()
                 if self.settings.takeover == "notify":
                     await self._steps.notify_expired(self.settings.queue_size - len(self._notifications))
-                more = await self._steps.place(self.settings.queue_size - len(self._notifications))
+                has_more = await self._steps.place(self.settings.queue_size - len(self._notifications))
             await asyncio.sleep(0)
         if not self._settled:
             self._settled = True

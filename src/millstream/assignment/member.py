@@ -314,7 +314,7 @@ class AssignmentMember(Ownership):
         numbers = await self.broker.run(
             lease_scripts.take_leases, self.name, [(c.announcement.stream, record) for c, record in free]
         )
-        # Errors do not count: another step at once would meet them again.
+        # Errors do not count: an immediate next step would fail again.
         self._tried += sum(not isinstance(number, MillstreamError) for number in numbers)
         won: list[tuple[Candidate, Lease, bytes | None]] = []
         for (candidate, record), number in zip(free, numbers, strict=True):

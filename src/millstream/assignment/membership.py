@@ -113,8 +113,8 @@ def targets(members: Mapping[str, Member], total: int) -> dict[str, int]:
                 shares[name] += 1
             break
         for name in open_members:
-            given = min(share, members[name].capacity - shares[name])
-            shares[name] += given
-            remaining -= given
+            added = min(share, members[name].capacity - shares[name])
+            shares[name] += added
+            remaining -= added
         open_members = [name for name in open_members if shares[name] < members[name].capacity]
     return shares

@@ -462,7 +462,7 @@ class Ownership:
         return record, lock
 
     async def _park(self, ids: Sequence[EntryId], consumer: str = UNOWNED, *, min_idle_ms: int = 0) -> set[EntryId]:
-        """Moves entries to a consumer that stands for no member; returns the ids of those that were moved."""
+        """Moves entries to a consumer name that no member uses; returns the ids of those that were moved."""
         if not ids:
             return set()
         return set(await self.broker.xclaim_ids(self.stream, self.group, consumer, ids, min_idle_ms=min_idle_ms))

@@ -210,8 +210,8 @@ class AssignedSubscriber:
         """
         balancer = balancer_stream(self._service)
         last = await self._broker.xrevrange(balancer, count=1)
-        seen = (await self._broker.xlen(balancer), last[0].id if last else None)
-        if seen == self._announcements_seen:
+        fingerprint = (await self._broker.xlen(balancer), last[0].id if last else None)
+        if fingerprint == self._announcements_seen:
             return
         announced = await announce_streams(self._broker, balancer, self._expected, self._info)
         unexpected = announced - self._leased.keys() if self._leased else set()
@@ -223,7 +223,7 @@ class AssignedSubscriber:
             )
         self._unexpected = unexpected
         # Missing streams that a living owner has yet to announce again must be checked again.
-        self._announcements_seen = seen if announced.issuperset(self._expected) else None
+        self._announcements_seen = fingerprint if announced.issuperset(self._expected) else None
 
     async def close(self, timeout_ms: int | None = None) -> None:
         """Finishes messages in flight, returns the others, and releases the streams, so that no lease has to expire.

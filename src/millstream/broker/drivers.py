@@ -183,7 +183,7 @@ def _compatible_requests(requests: Requests) -> list[Requests]:
     alone.
     """
     repeatable: Requests = {}
-    others: Requests = {}
+    unrepeatable: Requests = {}
     alone: list[Requests] = []
     for number, request in requests.items():
         if isinstance(request, Command):
@@ -197,12 +197,12 @@ def _compatible_requests(requests: Requests) -> list[Requests]:
         elif request.repeatable:
             repeatable[number] = request
         else:
-            others[number] = request
-    return [group for group in (repeatable, others, *alone) if group]
+            unrepeatable[number] = request
+    return [group for group in (repeatable, unrepeatable, *alone) if group]
 
 
 def _transport_error(batch: Batch, replies: Sequence[Any]) -> MillstreamError | None:
-    """The error that the batch would have raised alone: its node did not reply, or, of several nodes, none did."""
+    """The transport error of the whole batch: no node to which its commands were sent has replied. None if one has."""
     errors = [reply for reply in replies if isinstance(reply, MillstreamError)]
     return errors[0] if errors and (batch.keys is None or len(errors) == len(replies)) else None
 

@@ -432,7 +432,7 @@ def _start_housekeeping(embedded: Embedded) -> None:
             except BrokerClosed:
                 return
             except Exception:
-                # The thread must go on: without housekeeping the journal would never be synced.
+                # The thread must continue: without housekeeping the journal would never be synced.
                 failures += 1
                 logger.exception("housekeeping of the embedded broker failed; it is retried")
             del broker

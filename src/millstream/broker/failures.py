@@ -54,7 +54,7 @@ TRANSIENT = frozenset(
     {"OOM", "LOADING", "READONLY", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"}
     | {"MISCONF", "UNBLOCKED"}
 )
-"""Errors with which the server refused the command without executing it, and which may pass before the deadline."""
+"""Errors of commands that the server did not execute. A retry before the deadline may succeed."""
 
 REPLACED = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "UNBLOCKED"})
 """Errors of a node that is no longer the primary, or that is partitioned and does not know about a new primary. Before

@@ -120,7 +120,11 @@ def _with_database(url: str, index: int, databases: list[int]) -> str:
         return url
     parts = urlsplit(url)
     if "+" in parts.scheme or parts.scheme == "unix" or parts.path.strip("/"):
-        raise InvalidArgument("--to", parts.scheme + "://...", f"redis://host:port: databases {databases} are in use")
+        raise InvalidArgument(
+            "--to",
+            parts.scheme + "://...",
+            f"redis://host:port without a database number, because the source uses databases {databases}",
+        )
     return urlunsplit(parts._replace(path=f"/{index}"))
 
 
@@ -198,8 +202,8 @@ class _DatabaseCopy:
         ending = (b"PEXPIRE", temporary, b"%d" % TEMPORARY_KEY_TTL_MS)
         effects = effects_of_value(temporary, value)
         first = Batch([next(effects), ending], key=temporary, atomic=True)
-        others = (Batch([*commands, ending], key=temporary) for commands in _batches(effects))
-        for batch in chain([first], others):
+        batches = (Batch([*commands, ending], key=temporary) for commands in _batches(effects))
+        for batch in chain([first], batches):
             for reply in self._broker.transport.call_many(batch):
                 if isinstance(reply, Exception):
                     self._run_on_target(b"UNLINK", temporary)
@@ -341,7 +345,7 @@ def _pending(run: RunCommand, key: bytes, group: bytes) -> Iterator[Any]:
 
 
 def _plain(reply: Any) -> Any:
-    """Without the reply types, in which two servers may differ."""
+    """The reply as plain lists, bytes and numbers: two servers may use different RESP types for the same value."""
     if isinstance(reply, list | tuple):
         return [_plain(item) for item in reply]
     if isinstance(reply, bytes):

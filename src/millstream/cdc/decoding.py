@@ -54,7 +54,7 @@ def merge_in_log_order(
 ) -> pa.RecordBatch:
     """Merges batches of one segment, each of one table and one kind of change, into one batch in log order.
 
-    ``messages`` has the message number of each row; ``sub_events`` tells several events of one message apart.
+    ``messages`` has the message number of each row; ``sub_events`` distinguishes several events of one message.
     """
     if not pieces:
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)

@@ -135,9 +135,9 @@ def escaped(values: pa.Array) -> pa.Array:
     data = values.buffers()[2]
     if data is None or not len(values):
         return values
-    found = np.flatnonzero(np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=128)[:93])
+    present = np.flatnonzero(np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=128)[:93])
     for byte in (92, 34, *range(32)):  # the backslash first: the others bring one
-        if byte in found:
+        if byte in present:
             escape = _ESCAPES.get(byte, f"\\{chr(byte)}" if byte in (34, 92) else f"\\u{byte:04x}")
             values = pc.replace_substring(values, chr(byte), escape)
     return values

@@ -82,13 +82,13 @@ class FollowOptions:
         return open_storage(self.segments, None if self.gateway_file is None else connect(self.gateway_file))
 
 
-def known_options(given: Mapping[str, str], database_options: Sequence[str]) -> dict[str, str]:
+def known_options(raw: Mapping[str, str], database_options: Sequence[str]) -> dict[str, str]:
     """Options by their canonical names. Raises InvalidChangeOption for a name that is neither shared nor in
     ``database_options``."""
     names = (*SHARED_OPTIONS, *database_options)
     proper_names = {name.lower(): name for name in names}
     values: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in raw.items():
         if name.lower() not in proper_names:
             raise InvalidChangeOption(name, value if "pass" not in name.lower() else "***", ", ".join(names))
         values[proper_names[name.lower()]] = value

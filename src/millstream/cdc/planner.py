@@ -140,12 +140,12 @@ class Planner:
             changes = read_ahead.changes(start.position, end.position)
         if not changes:
             return None
-        seen = self._seen_by(start)
-        unsettled = any(table.settled > start.position for table in seen)
+        seen_tables = self._seen_by(start)
+        unsettled = any(table.settled > start.position for table in seen_tables)
         if not self._options.segments_shared:
             packed = transfer.pack_log(ranges, start.position, end.position)
-            return LogBatch(packed, start.position, end.position, end.partitions, seen if unsettled else None)
-        files = tuple(str(path) for each in ranges for path in each.files)
+            return LogBatch(packed, start.position, end.position, end.partitions, seen_tables if unsettled else None)
+        files = tuple(str(path) for log_range in ranges for path in log_range.files)
         generation = start.generation if unsettled else None
         return LogBatch(files, start.position, end.position, end.partitions, generation)
 
@@ -326,7 +326,11 @@ class Planner:
             if truncation is not None:
                 upto = min(upto, truncation["lsn"])
             end = read_ahead.end(finished.position, upto, max_changes, self._batch_bytes())
-            files = [] if end is None else [file for each in read_ahead.ranges(end - 1, end) for file in each.files]
+            files = (
+                []
+                if end is None
+                else [file for log_range in read_ahead.ranges(end - 1, end) for file in log_range.files]
+            )
             reached, gtids = read_ahead.position, read_ahead.gtids
             is_idle = end is None and read_ahead.end(finished.position, reached, None, None) is None
         if new or self._compare_tables(finished):
@@ -447,7 +451,7 @@ class Planner:
             self._seen = finished.generation, snapshot.write_seen(self._storage, plan, earlier, finished.position)
 
     def _seen_by(self, start: ChangeOffset) -> list[SeenTable]:
-        """What snapshots include of the changes that follow ``start`` in the log."""
+        """The tables of snapshots that include some of the changes after ``start`` in the log."""
         if not start.generation:
             return []
         if self._seen[0] != start.generation:

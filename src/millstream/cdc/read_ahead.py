@@ -131,7 +131,7 @@ class ReadAheadLog:
         self.lock = threading.Condition(FairLock())  # type: ignore[arg-type]  # Condition needs only these methods
         self._relations: dict[str, dict[str, Any] | None] = {}
         self._ranges = _stored_ranges(directory, start)
-        self._sealed = sum(each.size for each in self._ranges)
+        self._sealed = sum(log_range.size for log_range in self._ranges)
         end = self._ranges[-1].upto if self._ranges else start
         self._builder = _Builder(end)
         self.position = end
@@ -279,19 +279,21 @@ class ReadAheadLog:
 
     def ranges(self, after: int, upto: int) -> list[LogRange]:
         """The ranges with transactions that end in ``(after, upto]``."""
-        return [each for each in self._ranges if each.upto > after and each.after < upto]
+        return [log_range for log_range in self._ranges if log_range.upto > after and log_range.after < upto]
 
     def changes(self, after: int, upto: int) -> int:
         """Number of changes in ``(after, upto]``."""
-        return sum(_between(each.commits.changes, each.commits.positions, after, upto) for each in self._ranges)
+        return sum(
+            _between(log_range.commits.changes, log_range.commits.positions, after, upto) for log_range in self._ranges
+        )
 
     def end(self, after: int, upto: int, max_changes: int | None, max_bytes: int | None) -> int | None:
         """Where a batch after ``after`` ends: at the last commit up to ``upto`` within the limits, with at least one
         transaction. None if there is no transaction."""
         changes = size = 0
         end: int | None = None
-        for each in self._ranges:
-            commits = each.commits
+        for log_range in self._ranges:
+            commits = log_range.commits
             first, last = np.searchsorted(commits.positions, (after, upto), side="right").tolist()
             if first >= last:
                 continue
@@ -316,7 +318,12 @@ class ReadAheadLog:
 
     def truncations(self, after: int) -> list[dict[str, Any]]:
         """Truncations after ``after``, in log order."""
-        return [truncation for each in self._ranges for truncation in each.truncations if truncation["lsn"] >= after]
+        return [
+            truncation
+            for log_range in self._ranges
+            for truncation in log_range.truncations
+            if truncation["lsn"] >= after
+        ]
 
     def forget(self, finished: int) -> None:
         """Removes the files in which all transactions are finished."""

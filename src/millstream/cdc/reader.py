@@ -120,10 +120,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _log_rows(self, partition: LogPartition) -> Iterator[pa.RecordBatch]:
         batch, database = partition.batch, self._database
-        seen = batch.seen
-        if isinstance(seen, int):
-            seen = snapshot.read_seen(database.options.storage(), seen)
-        unseen = None if seen is None else UnseenChanges(seen, database.locate)
+        seen_tables = batch.seen
+        if isinstance(seen_tables, int):
+            seen_tables = snapshot.read_seen(database.options.storage(), seen_tables)
+        unseen = None if seen_tables is None else UnseenChanges(seen_tables, database.locate)
         index, partitions = partition.index, batch.partitions
         decoding = replace(
             database.decoding(),

@@ -81,8 +81,8 @@ class SeenTable:
 
     def disputed(self, xid: int) -> bool:
         """Whether the transaction is visible to a part of the chunks only."""
-        seen = self.visibility(np.array([xid], dtype=np.int64))
-        return bool(seen.any() and not seen.all())
+        is_visible = self.visibility(np.array([xid], dtype=np.int64))
+        return bool(is_visible.any() and not is_visible.all())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -115,7 +115,7 @@ class UnseenChanges:
     """The ``ChangeFilter`` for a snapshot: keeps the changes that no chunk includes."""
 
     def __init__(self, tables: Sequence[SeenTable], locate: Locate) -> None:
-        self._tables = {(each.schema, each.table): each for each in tables}
+        self._tables = {(table.schema, table.table): table for table in tables}
         self._locate = locate
 
     def __call__(self, relation: TableDescription, xids: Numbers, keys: list[pa.Array]) -> npt.NDArray[np.bool_] | None:
@@ -123,11 +123,11 @@ class UnseenChanges:
         if table is None:
             return None
         distinct, inverse = np.unique(xids, return_inverse=True)
-        seen = table.visibility(distinct)
-        if not seen.any():
+        is_visible = table.visibility(distinct)
+        if not is_visible.any():
             return None
-        by_all: npt.NDArray[np.bool_] = np.all(seen, axis=0)
-        by_any: npt.NDArray[np.bool_] = np.any(seen, axis=0)
+        by_all: npt.NDArray[np.bool_] = np.all(is_visible, axis=0)
+        by_any: npt.NDArray[np.bool_] = np.any(is_visible, axis=0)
         disputed = (by_any & ~by_all)[inverse]
         result: npt.NDArray[np.bool_] = ~by_all[inverse]
         if disputed.any():
@@ -139,7 +139,7 @@ class UnseenChanges:
             rows = np.flatnonzero(disputed)
             ordered = self._in_order(table, relation, keys)
             chunk = self._locate(table, [key.take(pa.array(rows)) for key in ordered])
-            result[rows] = ~seen[chunk, inverse[rows]]
+            result[rows] = ~is_visible[chunk, inverse[rows]]
         return result
 
     @staticmethod

@@ -43,11 +43,11 @@ class PackedRows:
 
 def pack_log(ranges: Sequence[LogRange], after: int, upto: int) -> tuple[bytes, ...]:
     """The transactions that end in ``(after, upto]``. Raises SourceRefused if they are too large for a partition."""
-    packed = tuple(content for each in ranges for content in _pack_range(each, after, upto))
+    packed = tuple(content for log_range in ranges for content in _pack_range(log_range, after, upto))
     if sum(map(len, packed)) > _MAX_PACKED_BYTES:
         raise SourceRefused(
             f"one transaction has {sum(map(len, packed)):,} bytes after compression, and a partition can have "
-            f"{_MAX_PACKED_BYTES:,}. Run the pipeline with a local master until the transaction is behind it."
+            f"{_MAX_PACKED_BYTES:,}. Run the pipeline with a local master until this transaction is processed."
         )
     return packed
 

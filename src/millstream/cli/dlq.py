@@ -171,8 +171,8 @@ def replay(
     if ids and not (done.added or done.already or done.left or done.without_handler):
         raise _no_letters(stream, ids)
     if output is OutputKind.json:
-        kept = [{"stream": at, "group": group, "count": n} for (at, group), n in done.without_handler.items()]
-        counts = {"added": done.added, "already": done.already, "left": done.left, "without_handler": kept}
+        unhandled = [{"stream": at, "group": group, "count": n} for (at, group), n in done.without_handler.items()]
+        counts = {"added": done.added, "already": done.already, "left": done.left, "without_handler": unhandled}
         show.as_json({**counts, "streams": done.streams, "dry_run": dry_run})
     else:
         _print_replayed(done)

@@ -47,7 +47,7 @@ def package_name(name: str) -> str:
 
 
 def is_installed(package: str) -> bool:
-    """Whether another package has this name: the service would hide it, also from millstream (redis, pydantic)."""
+    """Whether an installed package has this name. The service would hide it, even from millstream (redis, pydantic)."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         return False

@@ -102,7 +102,7 @@ def build(words: list[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    def tell_version(wanted: bool) -> None:
+    def print_version(wanted: bool) -> None:
         if wanted:
             typer.echo(__version__)
             raise typer.Exit
@@ -110,7 +110,7 @@ def build(words: list[str]) -> typer.Typer:
     @app.callback()
     def millstream(
         version: bool = typer.Option(
-            False, "--version", help="Print the version and exit.", is_eager=True, callback=tell_version
+            False, "--version", help="Print the version and exit.", is_eager=True, callback=print_version
         ),
     ) -> None:
         pass
@@ -134,24 +134,24 @@ SHARED = ("--url", "--output", "-o")
 """Options with a value that nearly every command accepts, and that users may type before the command."""
 
 
-def behind_the_command(words: list[str]) -> list[str]:
+def shared_options_last(words: list[str]) -> list[str]:
     """The same arguments with the shared options after the command: ``--url X streams ls`` is ``streams ls --url X``.
 
     An option after the command overrides it. A command that does not accept the option reports that itself.
     """
     path: list[str] = []
     moved: list[str] = []
-    rest = list(words)
-    while rest and not (path and (len(path) == 2 or path[0] not in CHAPTERS or not CHAPTERS[path[0]].is_group)):
-        if rest[0] in SHARED and len(rest) > 1:
-            moved += [rest.pop(0), rest.pop(0)]
-        elif rest[0].startswith(tuple(f"{one}=" for one in SHARED)):
-            moved.append(rest.pop(0))
-        elif rest[0].startswith("-"):
-            return [*path, *rest]  # such as --help, which is not about a command with shared options
+    remaining = list(words)
+    while remaining and not (path and (len(path) == 2 or path[0] not in CHAPTERS or not CHAPTERS[path[0]].is_group)):
+        if remaining[0] in SHARED and len(remaining) > 1:
+            moved += [remaining.pop(0), remaining.pop(0)]
+        elif remaining[0].startswith(tuple(f"{option}=" for option in SHARED)):
+            moved.append(remaining.pop(0))
+        elif remaining[0].startswith("-"):
+            return [*path, *remaining]  # such as --help, which is not about a command with shared options
         else:
-            path.append(rest.pop(0))
-    return [*path, *moved, *rest]
+            path.append(remaining.pop(0))
+    return [*path, *moved, *remaining]
 
 
 def _not_loaded() -> None:
@@ -178,7 +178,7 @@ def _replace_closed_streams() -> None:
 
 def main() -> None:
     _replace_closed_streams()
-    words = behind_the_command(sys.argv[1:])
+    words = shared_options_last(sys.argv[1:])
     try:
         command_line = build(words)
         if not _handles_signals(words):
@@ -199,7 +199,8 @@ def main() -> None:
 
 
 def _handles_signals(words: list[str]) -> bool:
-    """Whether the command installs signal handlers before it does anything that an end at once would leave undone."""
+    """Whether the command installs signal handlers before it starts work that an immediate exit would leave
+    incomplete."""
     return words[:1] in (["run"], ["serve"], ["dashboard"]) or words[:2] == ["pipeline", "run"]
 
 

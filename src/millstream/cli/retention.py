@@ -205,11 +205,11 @@ def read_policies(streams: list[str], limits: Mapping[str, object], config: Path
     """Return the policies by stream. Streams on the command line share its limits and override those of the file."""
     policies: dict[str, RetentionPolicy] = {}
     if streams:
-        given = {name: value for name, value in limits.items() if value is not None}
-        if not given:
+        set_limits = {name: value for name, value in limits.items() if value is not None}
+        if not set_limits:
             allowed = ", ".join("--" + name.replace("_", "-") for name in limits)
             raise InvalidArgument("limits", "none", f"at least one of {allowed}")
-        policy = RetentionPolicy.parse(given)
+        policy = RetentionPolicy.parse(set_limits)
         policies = dict.fromkeys(streams, policy)
     if config is not None:
         for name, written in _read_config(config).items():

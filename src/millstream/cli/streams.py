@@ -175,28 +175,28 @@ def trim(
 ) -> None:
     """Remove the oldest entries of a stream. Entries that a group still needs are kept, unless --force is given."""
     if (max_len is None) == (min_id is None):
-        given = "both" if max_len is not None else "neither"
-        raise InvalidArgument("--max-len, --min-id", given, "exactly one of them")
+        presence = "both" if max_len is not None else "neither"
+        raise InvalidArgument("--max-len, --min-id", presence, "exactly one of them")
     smallest = EntryId.parse(min_id, argument="--min-id") if min_id is not None else None
     with opened(url) as broker:
         need_stream(broker, stream)
         length = broker.xlen(stream)
         target = f"to {entry_count(max_len)}" if max_len is not None else f"before {smallest}"
-        kept = "including entries that groups still need" if force else "entries that a group still needs are kept"
-        show.confirm(f"{named(stream)} has {entry_count(length)}. Trim it {target}? ({kept})", yes=yes)
+        scope = "including entries that groups still need" if force else "entries that a group still needs are kept"
+        show.confirm(f"{named(stream)} has {entry_count(length)}. Trim it {target}? ({scope})", yes=yes)
         if force:
             trimmed = broker.xtrim(stream, TrimPolicy(max_len=max_len, min_id=smallest))
         else:
             trimmed = broker.trim_safely(stream, max_len=max_len, min_id=smallest)
-        left = broker.xlen(stream)
+        remaining = broker.xlen(stream)
         if max_len is not None:
-            is_held_back = left > max_len
+            is_held_back = remaining > max_len
         else:
             assert smallest is not None
             is_held_back = bool(broker.xrange(stream, "-", f"({smallest}", count=1))
     reason = ", because a group still needs them (`millstream groups ls`; --force drops them)" if is_held_back else ""
-    text = f"trimmed {entry_count(trimmed)}; {left:,} remain{reason}"
-    show.outcome(output, text, stream=stream, trimmed=trimmed, left=left)
+    text = f"trimmed {entry_count(trimmed)}; {remaining:,} remain{reason}"
+    show.outcome(output, text, stream=stream, trimmed=trimmed, left=remaining)
 
 
 @app.command()
@@ -211,7 +211,9 @@ def rm(stream: Stream, yes: Yes = False, url: Url = DEFAULT_URL, output: Output 
         groups = ", ".join(printable(group.name) for group in stats.groups) or "none"
         pending = sum(group.pending for group in stats.groups)
         companions = broker.run(companion_counts, stream)
-        lost = "".join(f", {what}" for what in _describe_companions(companions.dead_letters, companions.delayed))
+        lost = "".join(
+            f", {companion}" for companion in _describe_companions(companions.dead_letters, companions.delayed)
+        )
         show.confirm(
             f"Remove {named(stream)}: {entry_count(stats.length)}, groups: {groups}, {pending:,} pending{lost}?",
             yes=yes,

@@ -114,9 +114,9 @@ def picture(
         message = f"The server is unreachable; retrying. These are the last values. ({away})"
         head.append("\n" + cut(message, width or len(message), "end"), "red")
     visible = rows if height is None else rows[: max(1, height - 5 - (away is not None) * 2)]
-    more = f"… {len(rows) - len(visible):,} more; q quits" if len(visible) < len(rows) else "q quits"
+    footer = f"… {len(rows) - len(visible):,} more; q quits" if len(visible) < len(rows) else "q quits"
     table = _table(visible, width)
-    return Group(head, Text(), *table, *(() if height is None else (Text(more, "dim"),)))
+    return Group(head, Text(), *table, *(() if height is None else (Text(footer, "dim"),)))
 
 
 def _table(rows: list[StreamRow], width: int | None) -> list[Text]:

@@ -31,7 +31,7 @@ COOKIE = "millstream_session"
 SESSION_LIFETIME_S = 12 * 3600
 MAX_NAME_LENGTH = 60
 MAX_FAILED_LOGINS_PER_MINUTE = 10
-"""Over all clients. Above it, a login is response even with the right token."""
+"""Over all clients. Above it, a login is refused even with the right token."""
 
 
 class WebSession(NamedTuple):

@@ -222,15 +222,15 @@ class Dashboard:
 
     async def _execute(self, request: Request, action: Action, form: Query) -> Response:
         """Write an audit note, execute the action, write its outcome. Without the first note nothing is executed."""
-        who, what = self._who(request), action.describe(form)
+        who, description = self._who(request), action.describe(form)
         audit = self._shared.audit
-        begun = await audit.begin(who, what)
+        begun = await audit.begin(who, description)
         try:
             outcome = await action.act(self._shared, form)
         except MillstreamError as error:
-            await audit.end(begun, who, what, str(error), succeeded=False)
+            await audit.end(begun, who, description, str(error), succeeded=False)
             raise
-        ended = await audit.end(begun, who, what, outcome.text, succeeded=outcome.succeeded)
+        ended = await audit.end(begun, who, description, outcome.text, succeeded=outcome.succeeded)
         return RedirectResponse(_root(request) + address("/done", [("id", str(ended)), ("back", action.section)]), 303)
 
     async def _done(self, request: Request) -> Response:

@@ -230,7 +230,7 @@ async def read_page(
     page_bytes = 0
     at = start
     while len(entries) <= limit:
-        missing = limit + 1 - len(entries)  # one more than the page holds, which tells where the next page starts
+        missing = limit + 1 - len(entries)  # one more than the page shows: its id is the start of the next page
         average = max(1, page_bytes / len(entries)) if entries else 1
         count = max(1, min(missing, int((MAX_PAGE_BYTES - page_bytes) / average))) if entries else 1
         if oldest_first:

@@ -37,12 +37,12 @@ class Timeline:
         self.began = time.monotonic()
         self.marks: list[tuple[str, float]] = []
 
-    def mark(self, what: str) -> None:
-        self.marks.append((what, time.monotonic() - self.began))
+    def mark(self, step: str) -> None:
+        self.marks.append((step, time.monotonic() - self.began))
 
     def spans(self) -> list[tuple[str, float]]:
         ends = [0.0, *(at for _, at in self.marks)]
-        return [(what, at - before) for (what, at), before in zip(self.marks, ends, strict=False)]
+        return [(step, at - before) for (step, at), before in zip(self.marks, ends, strict=False)]
 
 
 def run_demo(
@@ -195,8 +195,8 @@ def _print_ledger(console: Console, ledger: Ledger, timeline: Timeline) -> None:
     times = Table(title="Time per step", title_justify="left", box=None)
     times.add_column("step")
     times.add_column("seconds", justify="right")
-    for what, seconds in timeline.spans():
-        times.add_row(what, f"{seconds:.1f}")
+    for step, seconds in timeline.spans():
+        times.add_row(step, f"{seconds:.1f}")
     console.print()
     console.print(times)
 

@@ -210,21 +210,23 @@ class ShopDatabase:
         return self._written.is_set() and arrived >= self.expected
 
     def _change(self) -> None:
-        chance, left, next_id = random.Random(7), self._changes, self._rows_per_table + 1  # noqa: S311  # not used for security
+        chance, remaining, next_id = random.Random(7), self._changes, self._rows_per_table + 1  # noqa: S311  # not used for security
         with self._server.main.connect(autocommit=False) as connection:
-            while left and not self._stop.is_set():
-                for _ in range(min(left, chance.randrange(1, 12))):
-                    what = chance.randrange(4)
-                    if what == 0:
+            while remaining and not self._stop.is_set():
+                for _ in range(min(remaining, chance.randrange(1, 12))):
+                    kind = chance.randrange(4)
+                    if kind == 0:
                         connection.execute("INSERT INTO payments VALUES (%s, %s, %s)", (next_id, 1, 9.99))
                         next_id += 1
-                    elif what == 1:
+                    elif kind == 1:
                         connection.execute("INSERT INTO orders VALUES (%s, %s, %s, 'new')", (next_id, 1, 5))
                         next_id += 1
                     else:
                         order_id = chance.randrange(1, self._rows_per_table + 1)
-                        connection.execute("UPDATE orders SET status = 'paid ' || %s WHERE id = %s", (left, order_id))
-                    left -= 1
+                        connection.execute(
+                            "UPDATE orders SET status = 'paid ' || %s WHERE id = %s", (remaining, order_id)
+                        )
+                    remaining -= 1
                 connection.commit()
                 time.sleep(_PAUSE_S)
         self._written.set()

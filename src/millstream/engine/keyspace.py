@@ -75,7 +75,7 @@ WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
 class Database:
-    """A numbered database. Handlers read with ``find`` or ``find_as``, change values in target, and then call
+    """A numbered database. Handlers read with ``find`` or ``find_as``, change values in place, and then call
     ``engine.modified``."""
 
     __slots__ = ("blocked", "engine", "expires", "index", "observed", "values", "watchers")

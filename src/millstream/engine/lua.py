@@ -1,7 +1,9 @@
-"""Foreign Lua scripts, where the extra ``millstream[lua]`` is installed: each in an interpreter of its own, bounded.
+"""Runs users' Lua scripts if the extra ``millstream[lua]`` is installed: each in its own interpreter, with limits on
+time and memory.
 
-A script gets what Redis's sandbox gives (``redis``, ``string``, ``table``, ``math``), but nothing that could reach out
-of it or outlast its time: no ``coroutine``, no loading of code. There is none of the ``cjson`` family.
+A script can use what Redis's sandbox has (``redis``, ``string``, ``table``, ``math``). It cannot use anything that
+leaves the sandbox or escapes the time limit: no ``coroutine``, no loading of code. ``cjson`` and Redis's other
+libraries are not available.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ local max, min = math.max, math.min
 
 local function check()
   if expired() then
-    sethook(check, '', 1)  -- every further step is refused too, so that no pcall goes on
+    sethook(check, '', 1)  -- every further step fails too, so that the script cannot continue after a pcall
     error('millstream: the script was stopped', 0)
   end
 end
@@ -48,8 +50,8 @@ function redis.call(...)
   return reply
 end
 
--- A library call is one step, however long it takes. A pattern that could take too long is refused. The cost of all
--- other calls is added up, so that the time limit is also checked between them.
+-- The hook counts a library call as one step, however long it takes. So a pattern that could take too long is refused,
+-- and the estimated cost of other calls is summed to check the time limit between them.
 local MAX_COST, CHECK_EVERY, spent = 5e7, 1e6, 0
 local function charge(cost)
   spent = spent + cost
@@ -61,8 +63,8 @@ end
 
 local function is_text(value) return type(value) == 'string' or type(value) == 'number' end
 
--- An upper bound for the work of matching: the text's length to the power of all that can be tried again (quantifiers
--- behind which something can still fail, %b, back-references, every start), times the choices of each '?'.
+-- An upper bound for the steps of matching: the text's length to the power of the number of parts that can be retried
+-- (quantifiers with more pattern after them, %b, back-references, the start position), times 2 for each '?'.
 local function cost_of(length, pattern, can_anchor)
   local i, last, repeats, trailing, widest, choices = 1, len(pattern), 0, 0, 0, 1
   local starts = (can_anchor and sub(pattern, 1, 1) == '^') and 0 or 1
@@ -159,7 +161,7 @@ def available() -> bool:
 
 
 def compile_error(source: bytes) -> str | None:
-    """Why the script is no Lua; None where it is."""
+    """The syntax error of the script; None if it compiles."""
     runtime = _runtime()
     load = runtime.eval(b"function(source) local run, wrong = loadstring(source, '@user_script') return wrong end")
     wrong = load(source)
@@ -170,7 +172,7 @@ def _runtime() -> Any:
     from lupa import lua51
 
     def refuse(*_: object) -> None:
-        raise AttributeError("a script has no business in here")
+        raise AttributeError("a script may not read attributes of Python objects")
 
     return lua51.LuaRuntime(
         encoding=None,
@@ -183,7 +185,7 @@ def _runtime() -> Any:
 
 
 def run(source: bytes, elapsed_ms: Callable[[], int], call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
-    """What EVAL answers. Like a script of Redis's it does not roll back what it did before an error."""
+    """Runs a script and returns the reply of EVAL. As in Redis, changes before an error are not rolled back."""
     import lupa.lua51
 
     runtime = _runtime()
@@ -201,7 +203,7 @@ def run(source: bytes, elapsed_ms: Callable[[], int], call: Call, keys: list[byt
         raise ErrorReply(_error_text(result))
     except lupa.lua51.LuaError as error:
         if _TIMED_OUT in str(error):
-            raise ErrorReply(f"ERR the script was stopped: it ran over its limit of {TIME_MS} ms") from error
+            raise ErrorReply(f"ERR the script was stopped: it exceeded the limit of {TIME_MS} ms") from error
         raise ErrorReply(f"ERR {_one_line(str(error))}") from error
     except MemoryError as error:
         raise ErrorReply(f"ERR the script was stopped: it needed more than {MEMORY_BYTES >> 20} MB") from error
@@ -219,14 +221,14 @@ class _Clock:
 
 
 class _Sandbox:
-    """Values on their way between a script and the engine."""
+    """Runs the commands of a script, and converts arguments and replies between Lua and the engine."""
 
     def __init__(self, runtime: Any, call: Call) -> None:
         self._runtime = runtime
         self._call = call
 
     def ask(self, count: int, *words: Any) -> Any:
-        """Never raises: an error is a table, as a script expects it."""
+        """Runs one command. Never raises: an error is returned as a table, which scripts expect."""
         try:
             if not count:
                 raise ErrorReply("ERR Please specify at least one argument for this redis.call() call")
@@ -240,7 +242,7 @@ class _Sandbox:
         if isinstance(reply, Status):
             return self._runtime.table_from({b"ok": bytes(reply)})
         if isinstance(reply, list):
-            return self._runtime.table_from([self.to_lua(one) for one in reply])
+            return self._runtime.table_from([self.to_lua(item) for item in reply])
         if isinstance(reply, float):
             return repr(reply).encode()
         return bytes(reply) if isinstance(reply, bytes) else reply
@@ -262,15 +264,15 @@ class _Sandbox:
         try:
             error, status = table[b"err"], table[b"ok"]
         except (TypeError, AttributeError):
-            return None  # a function, or whatever else stands for nothing
+            return None  # a function or another value that has no reply
         if isinstance(error, bytes):
             raise ErrorReply(_error_text(table))
         if isinstance(status, bytes):
             return Status(status)
-        found: list[Any] = []
-        while (one := table[len(found) + 1]) is not None:
-            found.append(self.to_reply(one, depth + 1))
-        return found
+        items: list[Any] = []
+        while (item := table[len(items) + 1]) is not None:
+            items.append(self.to_reply(item, depth + 1))
+        return items
 
 
 def _word(value: Any) -> bytes:
@@ -288,9 +290,9 @@ def _error_text(error: Any) -> str:
         return f"ERR {_one_line(error.decode('utf-8', 'surrogateescape'))}"
     text = error[b"err"] if hasattr(error, "__getitem__") or not isinstance(error, int | float | bool) else None
     if not isinstance(text, bytes):
-        return "ERR the script ended with an error that is no text"
-    shown = _one_line(text.decode("utf-8", "surrogateescape").removeprefix("-"))
-    return shown if " " in shown else f"ERR {shown}"
+        return "ERR the script ended with an error that is not a text"
+    message = _one_line(text.decode("utf-8", "surrogateescape").removeprefix("-"))
+    return message if " " in message else f"ERR {message}"
 
 
 def _one_line(text: str) -> str:

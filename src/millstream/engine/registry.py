@@ -66,7 +66,7 @@ class Spec:
         self.name = name
         self.handler = handler
         self.arity = arity
-        """The number of arguments, including the name; negative means at min_args that many."""
+        """The number of arguments, including the name; negative means at least that many."""
         self.min_args = abs(arity)
         self.max_args = arity if arity >= 0 else sys.maxsize
         self.flags = flags

@@ -1,6 +1,6 @@
-"""Messages that get handled. In: payloads with metadata. Out: handlers that ran, outputs, dead letters.
+"""Publishes messages, runs handlers on them, and stores outputs and dead letters.
 
-Speaks to streams through the broker's operations alone; a Redis command never appears here.
+Uses streams only through the operations of the broker; this package contains no Redis command.
 """
 
 from millstream.messaging.changes import ChangeEvent, ChangeSource

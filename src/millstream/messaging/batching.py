@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
 
 FORGET_AFTER_MS = 3_600_000
-"""The marker of a publisher expires so long after the last retry of its last batch can come."""
+"""A publisher's marker expires this long after the last possible retry of its last batch."""
 BACKOFF = Backoff(initial_ms=20, max_ms=1_000, jitter=0.25)
 TOKEN_BYTES = 16
 """As long as the digest that it replaces."""
 MAX_STORES = 100
 """Kinds of publishes (durabilities, delays) that one topic's queue remembers."""
 MAX_SEPARATE_APPENDS = 8
-"""Batches of different topics that travel one by one at the same time. Further ones share round trips."""
+"""Batches of different topics that are sent separately at the same time. Further batches share round trips."""
 MAX_SHARED_APPENDS = 128
 """Topics that share a round trip. While the server executes the first of them, the next ones are packed."""
 MIN_SPLIT_BATCH = 32
-"""A batch of so many is not halved: each call to the broker has a cost."""
+"""The limit of a batch is never lower: each call to the broker has a cost."""
 
 Ids = list[EntryId | None]
 R = TypeVar("R")
@@ -85,8 +85,8 @@ class Retries:
 
 
 class SharedAppends:
-    """Batches of several topics that share round trips. While few topics send, each sends its own batch at once; beyond
-    that, the batches of the same moment travel together.
+    """Batches of several topics that share round trips. While few topics send, each sends its own batch at once. If
+    more topics send, the batches that are ready at the same time are sent in one round trip.
 
     On a Cluster each topic sends its own: a node that is down would delay the topics of the other nodes.
     """
@@ -413,11 +413,11 @@ class TopicQueue:
             size = self._bytes
             waiting.clear()
         while waiting and waiting[0].store is store:
-            _, some, weight, _ = waiting[0]
-            if rows and (len(rows) + len(some) > limit or size + weight > self._max_batch_bytes):
+            _, request_rows, weight, _ = waiting[0]
+            if rows and (len(rows) + len(request_rows) > limit or size + weight > self._max_batch_bytes):
                 break
             calls.append(waiting.popleft())
-            rows += some
+            rows += request_rows
             size += weight
         self._rows -= len(rows)
         self._bytes -= size
@@ -539,7 +539,7 @@ class PlainStore(BatchStore):
         try:
             stored = await self.queue.broker.run(xrevrange, self.queue.topic, ids[-1] or "+", count=len(ids))
         except MillstreamError:
-            return ids  # the rows are stored, whether their ids can be read or not
+            return ids  # not raised: the rows are stored, and only their ids are unknown
         id_of: dict[tuple[bytes, ...], EntryId | None] = {}
         for entry in stored:
             row_args = tuple(chain.from_iterable(entry.fields.items()))

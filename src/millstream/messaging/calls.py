@@ -65,10 +65,10 @@ def topic_handler(function: Callable[..., Any], marshaler: Marshaler, overrides:
         raise HandlerRefused(callable_place(function), f"nothing can be read as a {type_name(body)}: {why}")
 
     async def handle(message: Message) -> Any:
-        given = None if body is None else marshaler.unmarshal(message, body)
+        argument = None if body is None else marshaler.unmarshal(message, body)
         # Also the overrides of the running router, which a test may set.
         running = getattr(current_handler().owner, "dependency_overrides", None)
-        result = await call(plan, given, message, {**overrides, **running} if running else overrides)
+        result = await call(plan, argument, message, {**overrides, **running} if running else overrides)
         return _as_output(result, marshaler)
 
     return mark_needs_thread(handle) if has_sync_part(plan) else handle
@@ -114,7 +114,7 @@ def _as_output(result: Any, marshaler: Marshaler) -> Any:
     if result is None or isinstance(result, Message):
         return result
     if isinstance(result, (list, tuple)):
-        return [_as_output(each, marshaler) for each in result]
+        return [_as_output(item, marshaler) for item in result]
     return marshaler.marshal(result) if is_body(result) else result
 
 
@@ -275,10 +275,9 @@ class Collector:
                 done.set_result(result)
 
     def _failure_for_each(self, failure: Exception, messages: Sequence[Message]) -> Exception:
-        """What the failure of a batch means for each of its messages.
-
-        It does not say which message caused it. So no message is dead-lettered for it, and it counts as a delivery of
-        none: each is redelivered and handled alone, and then the outcome is its own.
+        """Converts the failure of a batch to the error of each of its messages. It is unknown which message caused the
+        failure. So no message is dead-lettered, and no delivery is counted: each message is redelivered and then
+        handled alone.
         """
         if len(messages) == 1 or (isinstance(failure, RetryLater) and not failure.charged):
             return failure

@@ -76,7 +76,7 @@ class ChangeEvent(Generic[Row]):
     """``c`` create, ``u`` update, ``d`` delete, ``r`` a row of a snapshot, ``t`` truncate: all rows of the table."""
     before: Row | None = None
     """The complete old row of an update or a delete. None where the database did not log it: PostgreSQL logs old rows
-    of tables with REPLICA IDENTITY FULL alone."""
+    only of tables with REPLICA IDENTITY FULL."""
     after: Row | None = None
     """The new row of a create, an update, or a snapshot."""
     source: ChangeSource = field(default_factory=ChangeSource)
@@ -119,8 +119,8 @@ def sink_layout(fields: Mapping[bytes, bytes] | None) -> SinkLayout | None:
     if b"event" in fields and b"id" in fields:
         # The sink always writes this header first. Another producer's field ``headers`` has another beginning.
         is_ours = fields.get(b"headers", b"").startswith(b'{"content-type":"')
-        others = [name for name in fields if name not in _NATIVE_FIELDS and not name.startswith(_MARKS)]
-        return "native" if is_ours and not others else None
+        other_fields = [name for name in fields if name not in _NATIVE_FIELDS and not name.startswith(_MARKS)]
+        return "native" if is_ours and not other_fields else None
     if b"value" in fields and b"id" in fields:
         names = [name for name in fields if not name.startswith(_MARKS)]
         is_document = fields[b"value"].startswith((b"{", b"null"))
@@ -198,7 +198,7 @@ def read_row(message: Message, name: str) -> str | bytes:
     if layout is None:
         return message.payload
     if layout == "debezium" and _sink_document(_members(message.payload), _id(message)) is None:
-        return message.payload  # a raw row; nothing says what happened to it
+        return message.payload  # a raw row, without information on what happened to it
     change = read_change(message)
     if change.after is None or change.op in ("d", "t"):
         raise NotAChange(

@@ -193,20 +193,20 @@ class DeadLetters:
         self, selection: Selection = EVERYTHING, *, limit: int = 100, most: int | None = None
     ) -> list[DeadLetter]:
         """Dead letters, newest first. ``most``: how many are examined; all by default."""
-        found: list[DeadLetter] = []
+        letters: list[DeadLetter] = []
         async for letter in self._newest(selection, most):
-            found.append(letter)
-            if len(found) == limit:
+            letters.append(letter)
+            if len(letters) == limit:
                 break
-        return found
+        return letters
 
     async def show(self, id: EntryId | str) -> DeadLetter:
         """Raises NoSuchDeadLetter."""
-        wanted = id if isinstance(id, EntryId) else EntryId.parse(id)
-        found = await self._broker.xrange(self.name, wanted, wanted)
-        if not found:
-            raise NoSuchDeadLetter(self.name, wanted)
-        return _read(found[0])
+        entry_id = id if isinstance(id, EntryId) else EntryId.parse(id)
+        entries = await self._broker.xrange(self.name, entry_id, entry_id)
+        if not entries:
+            raise NoSuchDeadLetter(self.name, entry_id)
+        return _read(entries[0])
 
     async def by_error(self, selection: Selection = EVERYTHING, *, most: int | None = None) -> Sequence[FailureGroup]:
         """Counts of similar failures: same type, and same text except for numbers and ids. The most frequent first.
@@ -257,8 +257,8 @@ class DeadLetters:
                 else:
                     done.left += 1
             for (target, chosen), letters in by_target.items():
-                there = await self._groups(target)
-                if not there or (chosen is not None and chosen not in there):
+                groups = await self._groups(target)
+                if not groups or (chosen is not None and chosen not in groups):
                     lacking = (target, chosen or "")
                     done.without_handler[lacking] = done.without_handler.get(lacking, 0) + len(letters)
                     continue
@@ -339,9 +339,9 @@ class DeadLetters:
     async def _newest(self, selection: Selection, most: int | None) -> AsyncIterator[DeadLetter]:
         """Newest first, of the ``most`` newest dead letters."""
         end: str | EntryId = "+"
-        left = most
-        while left is None or left > 0:
-            count = PAGE if left is None else min(PAGE, left)
+        remaining = most
+        while remaining is None or remaining > 0:
+            count = PAGE if remaining is None else min(PAGE, remaining)
             page = await self._broker.xrevrange(self.name, end, "-", count=count)
             for entry in page:
                 letter = _read(entry)
@@ -350,7 +350,7 @@ class DeadLetters:
             if len(page) < count:
                 return
             end = f"({page[-1].id}"
-            left = None if left is None else left - count
+            remaining = None if remaining is None else remaining - count
 
     async def _all(self, selection: Selection) -> AsyncIterator[DeadLetter]:
         """Oldest first, up to the one that was last when the call began: later dead letters are left for the next

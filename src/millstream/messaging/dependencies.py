@@ -1,4 +1,5 @@
-"""Reads the dependencies of a handler from its signature. A mistake raises at registration, and not at a message.
+"""Reads the dependencies of a handler from its signature. A mistake raises an error when the handler is registered, not
+when a message arrives.
 
 Pure: a signature goes in, a plan of calls comes out. ``calls.py`` runs the plan.
 """
@@ -77,14 +78,14 @@ def plan_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
 
 
 def plan_topic_handler(function: Callable[..., Any]) -> tuple[type | None, Plan] | None:
-    """The same for a handler of a topic, which may also take only the message; then no plan is needed, and the result
-    is None."""
-    wanted = [
+    """As ``plan_handler``, for a handler of a topic, which may also take only the message; then the result is None,
+    because no plan is needed."""
+    parameters = [
         (parameter, annotation)
         for parameter, annotation, dependency in _parameters(function, refuse=False)
         if dependency is not None or (annotation not in _PLAIN and parameter.default is inspect.Parameter.empty)
     ]
-    if not wanted:
+    if not parameters:
         return None
     body, plan = _plan(function, unannotated=Given.MESSAGE)
     if body is not None and body.__module__ == "builtins" and body is not dict:
@@ -92,7 +93,7 @@ def plan_topic_handler(function: Callable[..., Any]) -> tuple[type | None, Plan]
             f"is annotated {type_name(body)}. Take a Message, whose payload holds the bytes; or a body with fields: a "
             "pydantic model, a dataclass, a TypedDict."
         )
-        raise HandlerRefused(callable_place(function), why, parameter=wanted[0][0].name)
+        raise HandlerRefused(callable_place(function), why, parameter=parameters[0][0].name)
     return body, plan
 
 
@@ -106,14 +107,14 @@ def plan_batch_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
         elif parameter.default is not inspect.Parameter.empty:
             continue
         else:
-            found = _item_type(annotation)
-            if found is None or item is not None:
+            item_type = _item_type(annotation)
+            if item_type is None or item is not None:
                 why = (
                     "a batch handler takes one list: list[Message], or list[...] of a pydantic model, a dataclass or a "
                     "ChangeEvent."
                 )
                 raise HandlerRefused(callable_place(function), why, parameter=parameter.name)
-            item = found
+            item = item_type
             arguments.append((parameter.name, Given.BODY))
     if item is None:
         raise HandlerRefused(callable_place(function), "takes no list. Add a parameter annotated list[Message].")
@@ -188,7 +189,7 @@ def _plan_dependency(dependency: Dependency, asked_by: tuple[Callable[..., Any],
             callable_place(asked_by[-1]), f"Depends({function!r}) is not callable. Pass the function itself."
         )
     if function in asked_by:
-        circle = " -> ".join(callable_place(each) for each in (*asked_by[asked_by.index(function) :], function))
+        circle = " -> ".join(callable_place(asking) for asking in (*asked_by[asked_by.index(function) :], function))
         raise HandlerRefused(callable_place(function), f"depends on itself: {circle}. Break the circle.")
     arguments: list[tuple[str, Given | Plan]] = []
     for parameter, annotation, nested in _parameters(function):
@@ -210,7 +211,7 @@ def _parameters(
 ) -> list[tuple[inspect.Parameter, Any, Dependency | None]]:
     """Each parameter that can be given by name, with its bare annotation and the dependency that it asks for."""
     signature, hints = resolve_signature(function)
-    found: list[tuple[inspect.Parameter, Any, Dependency | None]] = []
+    parameters: list[tuple[inspect.Parameter, Any, Dependency | None]] = []
     for parameter in signature.parameters.values():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
@@ -223,8 +224,8 @@ def _parameters(
         if typing.get_origin(annotation) is typing.Annotated:
             annotation, *extras = typing.get_args(annotation)
             dependency = next((extra for extra in extras if isinstance(extra, Dependency)), dependency)
-        found.append((parameter, annotation, dependency))
-    return found
+        parameters.append((parameter, annotation, dependency))
+    return parameters
 
 
 def _body_type(function: Callable[..., Any], parameter: inspect.Parameter, annotation: Any) -> type:

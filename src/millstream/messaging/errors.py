@@ -67,7 +67,7 @@ class AlreadySubscribed(MillstreamError):
 
 
 class DeliveriesExhausted(MillstreamError):
-    """No handler that was given this message settled it: its process ended or paused, or its loop was blocked.
+    """No handler settled this message: each time the process ended, was paused, or had a blocked event loop.
 
     ``deliveries`` counts the starts."""
 

@@ -69,12 +69,12 @@ def place_of(error: BaseException) -> str:
     return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
 
 
-def _leave_out_ours(shown: traceback.TracebackException, depth: int) -> None:
-    first = next((at for at, frame in enumerate(shown.stack) if not _is_between(frame)), len(shown.stack))
-    kept = [frame for frame in shown.stack[first:] if not frame.filename.startswith(_HIDDEN_PATHS)]
-    shown.stack = traceback.StackSummary.from_list(kept)
+def _leave_out_ours(error: traceback.TracebackException, depth: int) -> None:
+    first = next((at for at, frame in enumerate(error.stack) if not _is_between(frame)), len(error.stack))
+    frames = [frame for frame in error.stack[first:] if not frame.filename.startswith(_HIDDEN_PATHS)]
+    error.stack = traceback.StackSummary.from_list(frames)
     if depth < 20:
-        for inner in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
+        for inner in (error.__cause__, error.__context__, *(error.exceptions or ())):
             if inner is not None:
                 _leave_out_ours(inner, depth + 1)
 
@@ -93,12 +93,12 @@ def report_failure(
     if not log.isEnabledFor(level):
         return
     group = f", group {message.group!r}" if message.group is not None else ""
-    most = f" of {of}" if of is not None else ""
+    limit = f" of {of}" if of is not None else ""
     trace = traceback_of(error)
     log.log(
         level,
         "handler %s failed on %s of topic %r%s, delivery %d%s: %s: %s%s",
-        *(handler, message.id, message.topic, group, message.times_delivered, most),
+        *(handler, message.id, message.topic, group, message.times_delivered, limit),
         *(type_of(error), text_of(error), f"\n{trace.rstrip()}" if trace else ""),
         extra={"millstream_message": message},
     )

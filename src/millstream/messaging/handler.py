@@ -69,7 +69,7 @@ BatchReturned = TypeVar("BatchReturned", bound=Sequence[Put] | Awaitable[Sequenc
 
 
 class BatchDecorator(Protocol):
-    """The same for a function that takes a list of messages, or of their bodies."""
+    """As ``HandlerDecorator``, for a function that takes a list of messages or of their bodies."""
 
     def __call__(
         self, function: Callable[Concatenate[list[Taken], P], BatchReturned], /

@@ -97,11 +97,11 @@ class KeptStream:
     groups: list[str] = field(default_factory=list)
     lease: Fence | None = None
     cursor: bytes = b""
-    """Where the next deletion of acknowledged entries goes on."""
+    """Where the next deletion of acknowledged entries continues."""
     may_delete: bool = False
     """Whether this worker holds the lease, and nothing forbids deletion."""
     logged: set[str] = field(default_factory=set)
-    """What the log has said already, until it is no longer true."""
+    """Conditions that were logged already; each is removed when it ends."""
 
 
 def streams_of(route: Route) -> list[str]:
@@ -112,7 +112,7 @@ def kept_streams(routes: Sequence[Route]) -> dict[str, KeptStream]:
     """The streams with a policy. Raises ContradictingPolicies, also for an explicit ``keep=None`` and for a handler
     without a group whose entries another handler's ``delete_acked`` would delete."""
     dead_letters = {route.options["dlq"] for route in routes if route.options.get("dlq")}
-    kept: dict[str, KeptStream] = {}
+    streams: dict[str, KeptStream] = {}
     stated: dict[str, tuple[str, str]] = {}
     for route in routes:
         policy = policy_of(route.options)
@@ -127,17 +127,17 @@ def kept_streams(routes: Sequence[Route]) -> dict[str, KeptStream]:
             if first[1] != statement[1]:
                 raise ContradictingPolicies(stream, first, statement)
             if policy is not None:
-                kept.setdefault(stream, KeptStream(stream, policy, route.place))
+                streams.setdefault(stream, KeptStream(stream, policy, route.place))
     for route in routes:
         for stream in streams_of(route):
-            if (known := kept.get(stream)) is None:
+            if (known := streams.get(stream)) is None:
                 continue
             if route.group is not None:
                 known.groups.append(route.group)
             elif known.policy.delete_acked:
                 broadcast = (route.place, "reads without a group, so nothing says what it has read")
                 raise ContradictingPolicies(stream, (known.place, str(known.policy)), broadcast)
-    return kept
+    return streams
 
 
 class Housekeeper:
@@ -181,10 +181,10 @@ class Housekeeper:
                 now = monotonic_ms()
                 if self._kept and now >= declare_at:
                     declare_at = now + self._declare_ms
-                    await self._each(self._declare)
+                    await self._for_each_stream(self._declare)
                     delete_at = monotonic_ms() + self._delete_ms
                 elif self._kept and now >= delete_at:
-                    await self._each(self._delete)
+                    await self._for_each_stream(self._delete)
                     delete_at = monotonic_ms() + self._delete_ms
                 elif now >= sizes_at:
                     await self._check_others()
@@ -206,13 +206,13 @@ class Housekeeper:
         except (MillstreamError, TimeoutError) as error:
             log.debug("the retention policies of this worker expire by themselves: %s", error)
 
-    async def _each(self, step: Any) -> None:
+    async def _for_each_stream(self, step: Any) -> None:
         """One step for every stream. A stream that fails costs the others nothing, nor does a node of a Cluster."""
         node_of = self._broker.context.node_of
         nodes: dict[Any, list[KeptStream]] = {}
         for stream in self._kept.values():
             nodes.setdefault(None if node_of is None else node_of(to_bytes(stream.name)), []).append(stream)
-        # Not gather: if the broker is closed, the tasks of the other nodes must not go on.
+        # Not gather: if the broker is closed, the tasks of the other nodes must stop.
         try:
             async with asyncio.TaskGroup() as group:
                 for streams in nodes.values():

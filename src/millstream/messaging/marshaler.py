@@ -102,7 +102,7 @@ def _is_incomplete(kind: Any, text: str) -> bool:
         _adapter(kind).validate_json(text, by_alias=True, by_name=True)
     except ValueError as error:
         errors: list[dict[str, Any]] = getattr(error, "errors", list)()
-        return bool(errors) and all(each["type"] == "missing" and len(each["loc"]) == 1 for each in errors)
+        return bool(errors) and all(problem["type"] == "missing" and len(problem["loc"]) == 1 for problem in errors)
     return False
 
 
@@ -114,12 +114,13 @@ def _validated(kind: Any, text: str | bytes, name: str, place: str) -> Any:
         if not hasattr(error, "errors"):  # not an error of pydantic, but of a validator of the user
             raise
         # include_input=False: errors are written to logs and dead letters, which may not be allowed to have payloads.
-        found = error.errors(include_input=False, include_url=False, include_context=False)
-        shown = (
-            f"{'.'.join(filter(None, (place, *map(str, each['loc'])))) or 'body'}: {each['msg']}" for each in found
+        problems = error.errors(include_input=False, include_url=False, include_context=False)
+        texts = (
+            f"{'.'.join(filter(None, (place, *map(str, problem['loc'])))) or 'body'}: {problem['msg']}"
+            for problem in problems
         )
-        first = "; ".join(list(shown)[:3])
-        raise CannotUnmarshal(name, f"{first}{' ...' if len(found) > 3 else ''}") from None
+        first = "; ".join(list(texts)[:3])
+        raise CannotUnmarshal(name, f"{first}{' ...' if len(problems) > 3 else ''}") from None
 
 
 def _special_floats_as_text(value: Any) -> Any:
@@ -127,10 +128,10 @@ def _special_floats_as_text(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     if isinstance(value, dict):
-        converted = {key: _special_floats_as_text(each) for key, each in value.items()}
-        return converted if any(converted[key] is not each for key, each in value.items()) else value
+        converted = {key: _special_floats_as_text(item) for key, item in value.items()}
+        return converted if any(converted[key] is not item for key, item in value.items()) else value
     if isinstance(value, list):
-        listed = [_special_floats_as_text(each) for each in value]
+        listed = [_special_floats_as_text(item) for item in value]
         return listed if any(new is not old for new, old in zip(listed, value, strict=True)) else value
     return value
 

@@ -158,9 +158,9 @@ class Message:
         return Message(self.payload, dict(self.metadata), self.uuid)
 
     def __repr__(self) -> str:
-        shown = self.payload if len(self.payload) <= 40 else self.payload[:37] + b"..."
+        payload = self.payload if len(self.payload) <= 40 else self.payload[:37] + b"..."
         where = f", topic={self.topic!r}, id='{self.id}'" if self.id is not None else ""
-        return f"Message({shown!r}, uuid={self.uuid!r}{where})"
+        return f"Message({payload!r}, uuid={self.uuid!r}{where})"
 
 
 _block: list[str] = []

@@ -26,7 +26,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Once more, after ``delay_ms`` (None: the subscriber's backoff). ``error``: the cause, if known.
+    """Redelivered after ``delay_ms`` (None: the subscriber's backoff). ``error``: the cause, if known.
 
     Not ``charged``: this delivery does not count, because the message did not cause the failure.
     """
@@ -60,7 +60,7 @@ class AckPolicy(Enum):
     NACK_ON_ERROR = "nack_on_error"
     """After success; a failed message is retried, until ``max_deliveries``. The default."""
     MANUAL = "manual"
-    """Only when the handler says so."""
+    """Only when the handler calls ``ack``, ``nack`` or ``reject``."""
 
     @classmethod
     def parse(cls, value: AckPolicy | str) -> AckPolicy:

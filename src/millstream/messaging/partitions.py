@@ -92,7 +92,7 @@ def output_stream(publish_to: OutputTopic, message: Message) -> str:
 
 def outputs_by_stream(publish_to: OutputTopic, outputs: Sequence[Message]) -> dict[str, list[Message]]:
     """Outputs by stream, each in order."""
-    found: dict[str, list[Message]] = {}
-    for one in outputs:
-        found.setdefault(output_stream(publish_to, one), []).append(one)
-    return found
+    by_stream: dict[str, list[Message]] = {}
+    for output in outputs:
+        by_stream.setdefault(output_stream(publish_to, output), []).append(output)
+    return by_stream

@@ -142,8 +142,8 @@ class Publisher:
 
         A pydantic model or a dataclass is stored as JSON, as a handler that is annotated with the class reads it. For
         metadata, such as the key of a topic with partitions, pass a Message.
-        ``idempotency_key``: any process that publishes with the same key within a day adds nothing (its ids are None,
-        also where it is this call that was stored and had to be repeated); with a delay, while the message waits and
+        ``idempotency_key``: any process that publishes with the same key within a day adds nothing: its ids are None,
+        even if this call was stored and only had to be repeated; with a delay, while the message waits and
         for a day after it is due.
         ``delay_ms``: stored now, published later by this publisher or by any subscriber of the topic;
         the ids are not known yet (None). ``durability``: what must have happened before this returns.
@@ -226,8 +226,8 @@ class Publisher:
         finally:
             for stored in calls:
                 self._waiting.pop(stored, None)
-        for places, some in zip(split.values(), answers, strict=True):
-            ids.update(zip(places, some, strict=True))
+        for places, partition_ids in zip(split.values(), answers, strict=True):
+            ids.update(zip(places, partition_ids, strict=True))
         return [ids[place] for place in range(len(messages))]
 
     @property

@@ -162,19 +162,19 @@ class StreamReport:
 
     @property
     def dead_groups(self) -> list[HoldingGroup]:
-        return [each for each in self.holding if each.dead]
+        return [group for group in self.holding if group.dead]
 
 
 def holding_groups(retained: Retained, groups: Sequence[GroupInfo], dead_after_ms: int) -> list[HoldingGroup]:
     """The groups that hold entries back, the one with the most first. Pure."""
-    idle = {info.name: min((each.idle_ms for each in info.consumers), default=None) for info in groups}
-    found = []
+    idle = {info.name: min((group.idle_ms for group in info.consumers), default=None) for info in groups}
+    holding = []
     for hold in retained.groups:
         if hold.holds_back:
             idle_ms = idle.get(hold.group)
             dead = idle_ms is None or idle_ms > dead_after_ms
-            found.append(HoldingGroup(hold.group, hold.holds_back, hold.oldest_needed, idle_ms, dead))
-    return sorted(found, key=lambda each: -each.holds_back)
+            holding.append(HoldingGroup(hold.group, hold.holds_back, hold.oldest_needed, idle_ms, dead))
+    return sorted(holding, key=lambda group: -group.holds_back)
 
 
 class PolicyRunner:
@@ -223,25 +223,25 @@ class PolicyRunner:
                     "the hard cap of %r took %d undelivered and %d unacknowledged entries from group %r",
                     *(stream, hold.undelivered, hold.unacked, hold.group),
                 )
-        for each in report.holding:
+        for group in report.holding:
             self._observer(
                 "messaging.held_back",
                 stream=stream,
-                group=each.group,
-                entries=each.holds_back,
-                idle_ms=each.idle_ms,
-                dead=each.dead,
+                group=group.group,
+                entries=group.holds_back,
+                idle_ms=group.idle_ms,
+                dead=group.dead,
             )
-        for each in report.dead_groups:
-            silent = "it has no consumer" if each.idle_ms is None else f"silent for {each.idle_ms // 1000} s"
-            if (stream, each.group) in self._named:  # logged once; observers receive the event every time
+        for group in report.dead_groups:
+            silent = "it has no consumer" if group.idle_ms is None else f"silent for {group.idle_ms // 1000} s"
+            if (stream, group.group) in self._named:  # logged once; observers receive the event every time
                 continue
             log.warning(
                 "group %r of %r looks dead (%s) and holds back %d entries or more, from %s on. Delete or revive it.",
-                *(each.group, stream, silent, each.holds_back, each.oldest_needed),
+                *(group.group, stream, silent, group.holds_back, group.oldest_needed),
             )
         self._named = {pair for pair in self._named if pair[0] != stream}
-        self._named |= {(stream, each.group) for each in report.dead_groups}
+        self._named |= {(stream, group.group) for group in report.dead_groups}
 
 
 class Janitor:

@@ -62,11 +62,11 @@ class WeightedTurns:
     def next(self, waiting: Iterable[str]) -> str:
         """Returns one of the waiting topics. Of equals, the one with the higher weight, then the first one named."""
         names = set(waiting)
-        some = [name for name in self._weights if name in names]
-        for name in some:
+        candidates = [name for name in self._weights if name in names]
+        for name in candidates:
             self._credit[name] += self._weights[name]
-        chosen = max(some, key=lambda name: (self._credit[name], self._weights[name]))
-        self._credit[chosen] -= sum(self._weights[name] for name in some)
+        chosen = max(candidates, key=lambda name: (self._credit[name], self._weights[name]))
+        self._credit[chosen] -= sum(self._weights[name] for name in candidates)
         for name in self._credit:
             if name not in names:
                 self._credit[name] = 0  # a topic without waiting messages keeps no credit
@@ -314,8 +314,8 @@ def make_gate(place: str, weights: Mapping[str, int], options: Mapping[str, Any]
 
 
 def _max_in_flight(options: Mapping[str, Any] | None) -> int:
-    given: int = (options or {}).get("max_in_flight", MAX_IN_FLIGHT)
-    return given
+    max_in_flight: int = (options or {}).get("max_in_flight", MAX_IN_FLIGHT)
+    return max_in_flight
 
 
 def _check_start(start: str | EntryId, group: str | None) -> None:
@@ -325,10 +325,10 @@ def _check_start(start: str | EntryId, group: str | None) -> None:
 
 
 def check_middleware(place: str, middleware: Sequence[Middleware]) -> None:
-    for each in middleware:
-        if not callable(each):
+    for function in middleware:
+        if not callable(function):
             raise HandlerRefused(
-                place, f"middleware {each!r} is not callable. Call its factory function first, such as retry()."
+                place, f"middleware {function!r} is not callable. Call its factory function first, such as retry()."
             )
 
 
@@ -391,9 +391,9 @@ def make_subscriber(broker: BrokerProtocol | None, route: Route) -> TopicReader:
 
 
 def refuse_shared_groups(routes: Sequence[Route]) -> None:
-    seen: dict[tuple[str, str], Route] = {}
+    first_routes: dict[tuple[str, str], Route] = {}
     for route in routes:
         if route.group is not None:
-            first = seen.setdefault((route.topic, route.group), route)
+            first = first_routes.setdefault((route.topic, route.group), route)
             if first is not route:
                 raise DuplicateRoute(route.topic, route.group, first.place, route.place)

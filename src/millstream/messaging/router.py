@@ -167,14 +167,14 @@ class Router:
         """
 
         def register(function: Any) -> Any:
-            gate, given = None, options
+            gate, route_options = None, options
             if isinstance(topic, Mapping):
                 gate = make_gate(callable_place(function), topic, {**self._options, **options})
                 # Twice as many in flight as may run, so that each topic always has a message that can start.
-                given = {**options, "max_in_flight": 2 * gate.limit}
-            for each in topic if isinstance(topic, Mapping) else [topic]:
+                route_options = {**options, "max_in_flight": 2 * gate.limit}
+            for topic_name in topic if isinstance(topic, Mapping) else [topic]:
                 self.add(
-                    *(function, each),
+                    *(function, topic_name),
                     group=group,
                     group_start=group_start,
                     start=start,
@@ -185,7 +185,7 @@ class Router:
                     gate=gate,
                     name=name,
                     middleware=middleware,
-                    **given,
+                    **route_options,
                 )
             return function
 
@@ -208,7 +208,8 @@ class Router:
         middleware: Sequence[Middleware] = (),
         **options: Unpack[SubscriberOptions],
     ) -> Route:
-        """The same for one topic, without a decorator. ``gate``: the priority queue that topics with weights share."""
+        """Registers ``function`` for one topic without a decorator; options as of ``on``. ``gate``: the priority queue
+        that topics with weights share."""
         self._refuse_changes()
         if group is None and group_start is not None:
             raise HandlerRefused(
@@ -238,9 +239,9 @@ class Router:
     def use(self, *middleware: Middleware) -> None:
         """Wraps all handlers of this router, also included ones and those that are registered later."""
         self._refuse_changes()
-        for each in middleware:
-            if not callable(each):
-                raise InvalidArgument("middleware", each, "what a maker returned, such as retry()")
+        for function in middleware:
+            if not callable(function):
+                raise InvalidArgument("middleware", function, "the result of a middleware function, such as retry()")
         self._middleware += middleware
 
     def include(self, *others: HasRoutes) -> None:

@@ -43,10 +43,11 @@ class SubscriberSettings:
     """Messages of a topic that may be in flight in this process, waiting or being handled. It limits the concurrency:
     no more handlers than this run at a time."""
     max_bytes_in_flight: int = 64 * 1024 * 1024
-    """The same, in bytes of payload. One message may exceed it and is then in flight alone. Outputs of handlers that
+    """The bytes of payload that a topic may have in flight. One message may exceed it and is then in flight alone.
+    Outputs of handlers that
     are not stored yet count too: beyond this limit no other handler starts."""
     process_max_in_flight: int = 50_000
-    """The same for all topics together that this process reads under one group and consumer name."""
+    """The limit in messages for all topics together that this process reads under one group and consumer name."""
     process_max_bytes_in_flight: int = 256 * 1024 * 1024
     claim_min_idle_ms: int = 60_000
     """An entry whose consumer sent no heartbeat for so long is claimed. Heartbeats are sent three times as often."""
@@ -85,8 +86,8 @@ class SubscriberSettings:
             _at_least("max_hold_ms", self.max_hold_ms, 1)
         _at_least("close_timeout_ms", self.close_timeout_ms, 0)
         if self.group is not None and self.block_ms is not None and self.block_ms > self._longest_block_ms:
-            most = f"at most {self._longest_block_ms}, a third of claim_min_idle_ms: raise that too"
-            raise InvalidArgument("block_ms", self.block_ms, most)
+            allowed = f"at most {self._longest_block_ms}, a third of claim_min_idle_ms: raise that too"
+            raise InvalidArgument("block_ms", self.block_ms, allowed)
         if self.dlq is not None and not self.dlq:
             raise InvalidArgument("dlq", self.dlq, "the name of a stream, or None for the companion key of the stream")
 
@@ -106,7 +107,8 @@ class SubscriberSettings:
 
     @property
     def trusted_ms(self) -> int:
-        """So long after a heartbeat no other consumer can have claimed the entry, whatever paused this process."""
+        """The time after a heartbeat within which no other consumer can claim the entry, even if this process was
+        paused."""
         return max(1, self.claim_min_idle_ms * 3 // 4)
 
 
@@ -143,7 +145,7 @@ class SubscriberOptions(RetentionOptions, total=False):
 
 
 class HandlerOptions(SubscriberOptions, total=False):
-    """The same, where the handler's group begins, and into how many streams its topic is split."""
+    """As SubscriberOptions, with the start of the handler's group and the number of partitions of its topic."""
 
     group_start: str | EntryId | None
     partitions: int | None
@@ -167,11 +169,11 @@ def _check_group(settings: SubscriberSettings) -> None:
 
 
 STARTS = {"earliest": "0", "beginning": "0", "first": "0", "latest": "$", "end": "$", "last": "$", "now": "$", ">": "$"}
-"""What others call it, and what it is here."""
+"""Names of start positions in other libraries, and the value for each."""
 
 
 def parse_start(start: str | EntryId, argument: str) -> None:
-    """Raises InvalidArgument for what is no place to begin at."""
+    """Raises InvalidArgument for a value that is not a start position."""
     if start == "$" or isinstance(start, EntryId):
         return
     try:

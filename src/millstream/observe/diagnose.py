@@ -145,7 +145,8 @@ def _version(package: str) -> str | None:
 
 MIN_SERVER_VERSION = (7, 0)
 NEWER_COMMANDS = ("XACKDEL", "XDELEX", "XNACK")
-"""Stream commands that Redis 7.0 does not have. The server is asked for them: its version does not tell."""
+"""Stream commands that Redis 7.0 does not have. The server is asked for each of them, because its version number does
+not show which it has."""
 
 
 def examine_server(broker: BlockingBroker) -> list[Finding]:

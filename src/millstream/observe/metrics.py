@@ -222,7 +222,7 @@ class StreamStatsCollector(Collector):
         stats = self._stats
         yield _gauge("survey_up", "1: the last reading of the stream stats succeeded.", [], [((), int(stats.up))])
         yield _gauge("survey_seconds", "Duration of the last reading of the stream stats.", [], [((), stats.seconds)])
-        left_out = [((what,), count) for what, count in stats.left_out.items()]
+        left_out = [((kind,), count) for kind, count in stats.left_out.items()]
         yield _gauge("survey_left_out", "Streams, groups and consumers above the limits.", ["what"], left_out)
         used, limit = stats.memory or (None, None)
         yield _gauge("server_memory_bytes", "Memory that the server uses.", [], [((), used)] if used else [])

@@ -146,7 +146,7 @@ class Failures:
         self.note(name, values)
 
     def note(self, name: str, values: Mapping[str, Any]) -> None:
-        """The same for values that are a mapping already."""
+        """As ``__call__``, with the values as a mapping."""
         if name == "messaging.subscription_failed":
             error = str(values.get("error_type", MillstreamError.__name__))
             # StaleOwner: another member owns the stream and reads it.

@@ -249,7 +249,7 @@ class ServiceMetrics:
         self.count(name, values)
 
     def count(self, name: str, values: Mapping[str, Any]) -> None:
-        """The same for values that are a mapping already."""
+        """As ``__call__``, with the values as a mapping."""
         for handle in self._on.get(name, ()):
             try:
                 handle(values)

@@ -117,10 +117,10 @@ class StderrHandler(logging.Handler):
         return lines
 
     def _write(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
+        remaining = memoryview(data)
+        while remaining:
             try:
-                left = left[os.write(self._fd, left) :]
+                remaining = remaining[os.write(self._fd, remaining) :]
             except BlockingIOError:  # another process that shares the pipe made it non-blocking
                 poll = select.poll()
                 poll.register(self._fd, select.POLLOUT)

@@ -62,7 +62,8 @@ def read_all_streams(
 ) -> Operation[StatsReading]:
     """Read the stats of all streams, for ``broker.run``.
 
-    ``streams``: names of an earlier reading, so that they are not listed again. ``memory``, ``before``: as in broker.
+    ``streams``: names of an earlier reading, so that they are not listed again. ``memory``, ``before``: see
+    ``read_stream_stats``.
     """
     names = (yield from list_streams(context, pattern)) if streams is None else streams
     stats = yield from read_stream_stats(context, names, memory=memory, before=before)

@@ -250,7 +250,9 @@ class _Tracer:
         sampler = getattr(provider, "sampler", None)
         description = sampler.get_description() if sampler is not None else ""
         parents = ("remoteParentNotSampled:AlwaysOffSampler", "localParentNotSampled:AlwaysOffSampler")
-        self.drops_unsampled = description.startswith("ParentBased{") and all(each in description for each in parents)
+        self.drops_unsampled = description.startswith("ParentBased{") and all(
+            parent in description for parent in parents
+        )
 
     def start(
         self,
@@ -357,7 +359,7 @@ class _Tracer:
     def _outputs(self, output: Any, span: Span, message: Message, topic: str) -> Any:
         """The outputs, in the context of a span that creates them. A result that is no message is refused later."""
         outputs = [output] if isinstance(output, Message) else output
-        if not isinstance(outputs, Sequence) or not all(isinstance(each, Message) for each in outputs) or not outputs:
+        if not isinstance(outputs, Sequence) or not all(isinstance(item, Message) for item in outputs) or not outputs:
             return output
         create = span
         if span.is_recording():
@@ -371,7 +373,7 @@ class _Tracer:
         if not context.is_valid:
             return output
         headers, copied_from = _headers(context), message.metadata.get(TRACEPARENT)
-        return [_with_headers(each, headers, copied_from) for each in outputs]
+        return [_with_headers(item, headers, copied_from) for item in outputs]
 
     # --- reads and outcomes -------------------------------------------------------------------------------------------
 
@@ -458,11 +460,11 @@ def _message_attributes(message: Message) -> dict[str, Any]:
 
 def _links(metadata: Iterable[Mapping[str, str]]) -> list[Link]:
     links: list[Link] = []
-    for each in metadata:
-        header = each.get(TRACEPARENT)
+    for headers in metadata:
+        header = headers.get(TRACEPARENT)
         if header is None or (len(header) == 55 and header[54] in "02468ace"):
             continue  # not sampled, which is the usual case: it must cost little
-        parent = _parent_of(each)
+        parent = _parent_of(headers)
         if parent is not None and parent.trace_flags.sampled:
             links.append(Link(parent))
             if len(links) == MAX_LINKS:
@@ -508,7 +510,7 @@ class _Publishing(AbstractContextManager[Sequence[Message]]):
             context = current.get_span_context()
             if context.is_valid and not context.trace_flags.sampled:
                 return [_with_headers(message, _headers(context), copied_from) for message in messages]
-        links = _links(each.metadata for each in messages if each.metadata.get(TRACEPARENT) != copied_from)
+        links = _links(msg.metadata for msg in messages if msg.metadata.get(TRACEPARENT) != copied_from)
         attributes = _attributes("send", "send", topic)
         if len(messages) == 1:
             attributes = {**attributes, "messaging.message.id": _attribute(messages[0].uuid)}
@@ -573,7 +575,7 @@ def pipeline_spans(tracer_provider: trace.TracerProvider | None = None) -> Obser
                     waiting.append((time.time_ns(), values))
         elif name == "pipeline.batch":
             with lock:
-                of_batch = [each for each in sinks.pop(pipeline, []) if each[1].get("batch") == values.get("batch")]
+                of_batch = [sink for sink in sinks.pop(pipeline, []) if sink[1].get("batch") == values.get("batch")]
             _batch_span(tracer, pipeline, values, of_batch)
 
     return observe

@@ -368,8 +368,8 @@ class BatchRunner:
             unroutable = sink.unroutable(fine, tenant)
             lost += [] if unroutable is None else [unroutable]
         everything = lost[0]
-        for more in lost[1:]:
-            everything = everything.unionByName(more)
+        for frame in lost[1:]:
+            everything = everything.unionByName(frame)
         self._write_dead_letters(everything, batch_id, expected)
 
     def _write_dead_letters(self, lost: DataFrame, batch_id: int, expected: int) -> None:

@@ -192,7 +192,7 @@ def replay_dead_letters(
     owner = identity["application"] if identity else f"{plan.pipeline.tenant}:{plan.pipeline.name}"
     application = f"{owner}.replay"
     delivered = failed = 0
-    kept: Counter[str] = Counter()
+    kept_by_reason: Counter[str] = Counter()
     with target.address.open() as broker:
         after, remaining = "-", limit
         while remaining > 0:
@@ -206,7 +206,7 @@ def replay_dead_letters(
                     continue
                 why = _not_replayable(plan, letter.text("stage"))
                 if why is not None:
-                    kept[why] += 1
+                    kept_by_reason[why] += 1
                 elif len(own) < remaining:
                     own.append(letter)
             remaining -= len(own)
@@ -221,20 +221,20 @@ def replay_dead_letters(
                 delivered += len(done)
                 if done:
                     broker.xdel(target.stream, done)
-    return ReplayResult(delivered, failed, dict(kept))
+    return ReplayResult(delivered, failed, dict(kept_by_reason))
 
 
 def _not_replayable(plan: PipelinePlan, stage: str) -> str | None:
     """Why dead letters of this stage cannot be replayed through the current spec; None if they can."""
     placed = [*plan.streaming, *plan.per_batch]
-    names = [each.name for each in placed]
+    names = [step.name for step in placed]
     sinks = [f"sink:{sink.config.id}" for sink in plan.pipeline.spec.sinks]
     if stage in sinks:
         return None
     if stage != "source" and stage not in names:
         return f"they failed at {stage!r}, which this spec does not have (any more). Give a processor this id."
     remaining = placed if stage == "source" else placed[names.index(stage) :]
-    if any(each.processor.makes_events for each in remaining):
+    if any(step.processor.makes_events for step in remaining):
         return f"they failed at {stage!r}, and cannot be added to windows that an aggregate has closed already."
     return None
 
@@ -277,7 +277,7 @@ def _again(
     from pyspark.sql import functions as F
 
     placed = [*plan.streaming, *plan.per_batch]
-    names = [each.name for each in placed]
+    names = [step.name for step in placed]
     sinks: Sequence[Sink] = plan.pipeline.spec.sinks
     remaining = placed
     if stage.startswith("sink:"):
@@ -286,7 +286,7 @@ def _again(
         remaining = placed[names.index(stage) :]
     if masked:  # hashes must not be hashed again; values that are still in clear are masked now
         hashes = frozenset(digest for letter in letters for digest in (_optional(letter, b"hashes") or "").split())
-        remaining = [replace(each, processor=each.processor.for_masked_letters(hashes)) for each in remaining]
+        remaining = [replace(step, processor=step.processor.for_masked_letters(hashes)) for step in remaining]
     form = _form(plan) if stage == "source" else "native"
     own_ids = stage != "source" or plan.pipeline.spec.source.takes_ids_of_documents()
     version = time.time_ns() // 1_000_000

@@ -20,7 +20,7 @@ from millstream.pipelines.json_text import (
     is_encodable,
     is_object,
     members,
-    shown,
+    template_text,
 )
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _change(document: dict[str, JsonMember]) -> Understood:
     if before is None and after is None and op != "t":
         raise _NoEventError("neither before nor after is an object")
     source = _value(document, "source")
-    origin = {name: _shown(source.get(name)) for name in _ORIGIN} if isinstance(source, dict) else {}
+    origin = {name: _name_text(source.get(name)) for name in _ORIGIN} if isinstance(source, dict) else {}
     return Understood(op=op, before=before, after=after, ts_ms=_milliseconds(_value(document, "ts_ms")), **origin)
 
 
@@ -263,7 +263,7 @@ def _row(document: dict[str, JsonMember], name: str) -> str | None:
 
 
 def _text(document: dict[str, JsonMember], name: str) -> str | None:
-    return _shown(_value(document, name))
+    return _name_text(_value(document, name))
 
 
 def _id(document: dict[str, JsonMember]) -> str | None:
@@ -271,12 +271,12 @@ def _id(document: dict[str, JsonMember]) -> str | None:
     return _text(document, "id") or None
 
 
-def _shown(value: Any) -> str | None:
+def _name_text(value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, str) and not is_encodable(value):
         raise _NoEventError("a name or an id contains half of a surrogate pair, which cannot be stored")
-    return shown(value)
+    return template_text(value)
 
 
 def _milliseconds(value: Any) -> int | None:

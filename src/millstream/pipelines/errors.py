@@ -419,13 +419,13 @@ def origin_of(error: BaseException, placed: Sequence[Placed], *, sink_involved: 
     condition = CONDITION.search(text)
     if condition is None:
         return None
-    guilty = [each for each in placed if each.processor.quoted_in(text)]
+    guilty = [stage for stage in placed if stage.processor.quoted_in(text)]
     if not guilty and sink_involved:
         return None
-    names = [called(each) for each in guilty or placed]
+    names = [called(stage) for stage in guilty or placed]
     if not names:
         return None
-    masked = any(each.processor.hides() is not None for each in placed)
+    masked = any(stage.processor.hides() is not None for stage in placed)
     why = _NAME.sub(r"\1 \2", condition[0]) if masked else " ".join(condition[0].split())
     return ErrorOrigin(names[0] if len(names) == 1 else f"(one of {', '.join(names)})", why)
 

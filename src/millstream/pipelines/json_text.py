@@ -138,7 +138,7 @@ def write(value: Any) -> str:
     return text
 
 
-def shown(value: Any) -> str:
+def template_text(value: Any) -> str:
     """The value as a template writes it: text without quotes, everything else as JSON."""
     if not isinstance(value, str):
         return write(value)

@@ -79,13 +79,13 @@ class PipelinePlan:
     @property
     def hidden(self) -> list[Callable[[dict[str, Any]], bool]]:
         """The masks of all processors, which also apply to dead letters and errors."""
-        return hidden_before([each.processor for each in (*self.streaming, *self.per_batch)])
+        return hidden_before([stage.processor for stage in (*self.streaming, *self.per_batch)])
 
     def hidden_by_stage(self) -> dict[str, list[Callable[[dict[str, Any]], bool]]]:
         """The masks that an event has not passed yet, by the stage at which it failed."""
         placed = [*self.streaming, *self.per_batch]
-        processors = [each.processor for each in placed]
-        processors_hidden = {each.name: hidden_before(processors, at) for at, each in enumerate(placed)}
+        processors = [stage.processor for stage in placed]
+        processors_hidden = {stage.name: hidden_before(processors, at) for at, stage in enumerate(placed)}
         sinks = {
             f"sink:{sink.config.id}": hidden_before(processors, len(processors)) for sink in self.pipeline.spec.sinks
         }
@@ -274,7 +274,7 @@ def apply(
 
 
 def _applied(placed: Placed, events: DataFrame, stage: ProcessorStage) -> DataFrame:
-    """What Spark refuses here is the query itself: a column that is not there, a word that is no SQL."""
+    """Applies a processor. An error of Spark here is an error of the query: an unknown column, or invalid SQL."""
     from pyspark.errors import PySparkException
 
     try:

@@ -222,8 +222,8 @@ class PipelineRun:
         query, context, logged = self._query, self._context, self.checkpoint.recent()
         running = query is not None and self._state == "running"
         progress = chosen(query.lastProgress, self._counted) if running and query is not None else self._last_progress
-        progress |= self._lag.shown() if self._lag is not None else {}
-        progress |= self._slot.shown() if self._slot is not None else {}
+        progress |= self._lag.to_status() if self._lag is not None else {}
+        progress |= self._slot.to_status() if self._slot is not None else {}
         troubles = {} if context is None else context.troubles
         sinks = {sink.config.id: "ok" for sink in self.plan.gating} | troubles
         sinks |= {deliverer.name: deliverer.state for deliverer in self._deliverers}
@@ -246,7 +246,7 @@ class PipelineRun:
     def _holder(self) -> dict[str, Any] | None:
         if self._lease is None or self._lease.lost is not None:
             return None
-        return self._lease.holder.shown()
+        return self._lease.holder.to_status()
 
     def _start_query(self, context: RunContext) -> StreamingQuery:
         source, gate = self.plan.pipeline.spec.source, self._gate
@@ -311,7 +311,7 @@ class PipelineRun:
             raise lost
 
     def _end_fenced(self, query: StreamingQuery, lost: LeaseLost) -> None:
-        """Another process runs the pipeline now: end without committing, and without telling the source."""
+        """Another process runs the pipeline now: end without committing, and without acknowledging to the source."""
         self._error = lost
         self._gate.request_close()
         self._stop_query(query)

@@ -102,10 +102,10 @@ class RedisAddress:
         return None
 
     def __str__(self) -> str:
-        return shown(self.uri)
+        return without_password(self.uri)
 
     def __repr__(self) -> str:
-        return f"RedisAddress({shown(self.uri)!r})"
+        return f"RedisAddress({without_password(self.uri)!r})"
 
 
 def no_second_password(uri: str | None, password_file: str | None) -> None:
@@ -123,7 +123,7 @@ def has_secret(uri: str) -> bool:
     return parts.password is not None or "password=" in parts.query
 
 
-def shown(uri: str) -> str:
+def without_password(uri: str) -> str:
     """The URI for display: with the user, without the password."""
     user, colon, _ = urlsplit(uri).netloc.rpartition("@")[0].partition(":")
     login = f"{user}:***" if colon else user

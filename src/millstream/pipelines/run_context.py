@@ -153,12 +153,14 @@ class SinkRetry:
                     self._refuse_lost_lease()
                 self.refuse_processors_fault(error, sink_involved=True)
                 why = self.why(error)
-                self._tell_error(name, error, tries)
+                self._emit_error(name, error, tries)
                 if is_fatal(error):
-                    raise self._given_up(name, error, tries, why) from self.shown(error)
+                    raise self._given_up(name, error, tries, why) from self.loggable_cause(error)
                 wait_ms = retry.backoff.delay_ms(tries, random.random())  # noqa: S311  # jitter, no secret
                 if retry.over((time.monotonic() - began) * 1000 + wait_ms):
-                    raise self._given_up(name, error, tries, f"{why} (for {retry.deadline} ms)") from self.shown(error)
+                    raise self._given_up(
+                        name, error, tries, f"{why} (for {retry.deadline} ms)"
+                    ) from self.loggable_cause(error)
                 log.warning("sink %s: attempt %d failed: %s; next in %d ms", name, tries, why, wait_ms)
             if self._context.stopping.wait(wait_ms / 1000):
                 raise StopRequested(
@@ -183,20 +185,20 @@ class SinkRetry:
         """Raises ProcessorFailed if a processor failed permanently, because no retry of a sink can correct that."""
         origin = origin_of(error, (*self._plan.streaming, *self._plan.per_batch), sink_involved=sink_involved)
         if origin is not None:
-            raise ProcessorFailed(origin.processor, origin.why) from self.shown(error)
+            raise ProcessorFailed(origin.processor, origin.why) from self.loggable_cause(error)
 
     def why(self, error: BaseException) -> str:
         """The error in one line, without values of events if the pipeline masks fields."""
         return without_values(error) if self._plan.hidden else short(error)
 
-    def shown(self, error: Exception) -> Exception | None:
+    def loggable_cause(self, error: Exception) -> Exception | None:
         """The cause to chain, because py4j and Spark log tracebacks; None if its text may quote a masked value."""
         return None if self._plan.hidden else error
 
     def _given_up(self, name: str, error: Exception, tries: int, why: str) -> MillstreamError:
         return SourceFailed(tries, why) if is_source_fault(error) else SinkFailed(name, tries, why)
 
-    def _tell_error(self, name: str, error: Exception, tries: int) -> None:
+    def _emit_error(self, name: str, error: Exception, tries: int) -> None:
         """Emits the error. Rows are read during the attempts of the sinks, so it may be an error of the source."""
         pipeline, why = self._plan.pipeline.name, self.why(error)
         if is_source_fault(error):

@@ -104,7 +104,7 @@ class Holder:
             return False
         return _start_time(self.process) != self.began
 
-    def shown(self) -> dict[str, Any]:
+    def to_status(self) -> dict[str, Any]:
         return {"host": self.host, "process": self.process, "since": self.since}
 
 
@@ -465,7 +465,7 @@ def _start_time(process: int) -> int | None:
     try:
         # After the program's name, which may contain spaces and brackets.
         fields = Path("/proc", str(process), "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-        state, *rest = fields.split()
-        return None if state in "ZX" else int(rest[18])
+        state, *fields_after_state = fields.split()
+        return None if state in "ZX" else int(fields_after_state[18])
     except (OSError, ValueError, IndexError):
         return None

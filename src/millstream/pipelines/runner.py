@@ -78,7 +78,7 @@ class Runner:
         self._once = once
         self._master = master
         self._stay = stay
-        self._given = session
+        self._own_session = session
         self._observer = guarded(observer)
         self._spark_log = spark_log
         self._say = say
@@ -86,7 +86,7 @@ class Runner:
         self._stop_timeout_s = stop_timeout_s
         self._end_exhausted = end_exhausted
         self._stop_asked = False  # no Event: a signal handler must not take a lock that this thread may hold
-        self._told: dict[str, int] = {}
+        self._emitted: dict[str, int] = {}
         self._secrets = SecretFiles()
         self.runs: dict[str, PipelineRun] = {}
 
@@ -100,8 +100,8 @@ class Runner:
         return self
 
     def _start(self) -> None:
-        given = self._given
-        master = wanted_master(self.plans, self._master) if given is None else str(given.sparkContext.master)
+        session = self._own_session
+        master = wanted_master(self.plans, self._master) if session is None else str(session.sparkContext.master)
         if not self._standby:
             for lease in self._leases.values():
                 lease.peek()
@@ -109,7 +109,7 @@ class Runner:
         unready = check_before(self.plans, once=self._once, master=master)
         self._say(f"starting Spark on {master}; this takes some seconds ...")
         began = time.monotonic()
-        self._session = given or start_session(self.plans, self._master, log=self._spark_log)
+        self._session = session or start_session(self.plans, self._master, log=self._spark_log)
         self._check_stores(master)
         check_sql(self.plans, SqlParser(self._session._jvm))
         self._say(f"Spark runs after {time.monotonic() - began:.1f} s; waiting for the first batch ...")
@@ -191,7 +191,7 @@ class Runner:
             time.sleep(_LOOK_S)
             states = [run.check() for run in self.runs.values()]
             statuses = self.statuses()
-            self._tell_progress(statuses)
+            self._emit_progress(statuses)
             if each is not None:
                 each(statuses)
             if not self._stay and all(state in ("finished", "failed", "stopped") for state in states):
@@ -199,12 +199,12 @@ class Runner:
         self.stop_all()
         return all(run.state != "failed" for run in self.runs.values())
 
-    def _tell_progress(self, statuses: list[PipelineStatus]) -> None:
+    def _emit_progress(self, statuses: list[PipelineStatus]) -> None:
         """Emits progress once per batch, because Spark returns the last batch's progress until the next is done."""
         for status in statuses:
             batch = status.progress.get("batch")
-            if batch is not None and self._told.get(status.name) != batch:
-                self._told[status.name] = batch
+            if batch is not None and self._emitted.get(status.name) != batch:
+                self._emitted[status.name] = batch
                 self._observer("pipeline.progress", pipeline=status.name, **status.progress)
 
     def announce(self, url: str) -> None:
@@ -235,7 +235,7 @@ class Runner:
             with contextlib.suppress(OSError):
                 if self._leases[run.name].lost is None:
                     run.checkpoint.withdraw()
-        if self._given is None:
+        if self._own_session is None:
             kill_java()
 
     def statuses(self) -> list[PipelineStatus]:
@@ -253,7 +253,7 @@ class Runner:
         for name, run in self.runs.items():
             if self._leases[name].lost is None:
                 run.checkpoint.withdraw()
-        if self._session is not None and self._given is None:
+        if self._session is not None and self._own_session is None:
             self._session.stop()
         self._session = None
         self._secrets.close()

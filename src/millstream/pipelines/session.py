@@ -1,6 +1,6 @@
-"""One Spark session for all pipelines of a run, and a session of its own within it for each of them; and the last look
-before it starts: there is a Java, the checkpoints fit, passwords are right and can reach their readers, and ``--once``
-can end.
+"""Starts the Spark session of a run, and a separate session inside it for each pipeline. Also the checks before the
+start: Java is installed, the checkpoints fit, servers accept the passwords, executors can read them, and ``--once`` can
+end.
 """
 
 from __future__ import annotations
@@ -58,21 +58,22 @@ _JAVA_STARTS_S: Final = 60.0
 
 
 def wanted_master(plans: Sequence[PipelinePlan], master: str | None = None) -> str:
-    """Where Spark runs: as the command line says, else the first file that does, else the environment, else here."""
-    given = [made.pipeline.spec.spark for made in plans]
+    """The Spark master: from the command line, else from the first file that names one, else from the environment, else
+    local."""
+    specs = [made.pipeline.spec.spark for made in plans]
     return (
         master
-        or next((one.master for one in given if one.master), None)
+        or next((spec.master for spec in specs if spec.master), None)
         or os.environ.get("MILLSTREAM_SPARK_MASTER")
-        or next((one.conf["spark.master"] for one in given if "spark.master" in one.conf), None)
+        or next((spec.conf["spark.master"] for spec in specs if "spark.master" in spec.conf), None)
         or "local[*]"
     )
 
 
 def start_session(plans: Sequence[PipelinePlan], master: str | None = None, *, log: Path | None = None) -> SparkSession:
-    """Workers run this interpreter. The files' own settings win, and of several files the first that gives one.
-    ``log``: a file for what Spark, Java and the workers say; without one they speak on this process's terminal.
-    Raises SparkNotStarted."""
+    """Starts the session; its workers run this interpreter. Settings of the files override the defaults; if several
+    files have one setting, the first file wins. ``log``: a file for the output of Spark, Java and the workers; without
+    it they write to this process's terminal. Raises SparkNotStarted."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
@@ -82,13 +83,13 @@ def start_session(plans: Sequence[PipelinePlan], master: str | None = None, *, l
     try:
         return _start(plans, master, log)
     except (PySparkException, Py4JError) as error:
-        thrown = getattr(error, "java_exception", None)
-        why = str(thrown.toString()).splitlines()[0] if thrown is not None else short(error, 300)
-        said = _said_since(before, log)
+        java_error = getattr(error, "java_exception", None)
+        why = str(java_error.toString()).splitlines()[0] if java_error is not None else short(error, 300)
+        output = _output_since(before, log)
         if "JAVA_GATEWAY_EXITED" in str(error):
-            why = _last_words(said)
-        elif "stopped SparkContext" in why:  # it gave up in a thread of its own: that was the reason, this came of it
-            why = first_trouble(said) or why
+            why = _reason_java_ended(output)
+        elif "stopped SparkContext" in why:  # this error is a consequence: another thread stopped Spark
+            why = first_error(output) or why
         raise SparkNotStarted(why, str(log) if log else None) from error
 
 
@@ -148,7 +149,7 @@ def checkpoint_file_manager(plans: Sequence[PipelinePlan]) -> str:
 
 @contextmanager
 def _signal_handler_kept() -> Iterator[None]:
-    """pyspark installs a handler of its own for SIGINT, which raises inside py4j; the caller's stays."""
+    """Restores the caller's SIGINT handler, which pyspark replaces by one that raises inside py4j."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -168,38 +169,39 @@ def kill_java() -> None:
             process.kill()
 
 
-def _said_since(place: int, log: Path | None, most: int = 1 << 20) -> str:
-    """What this start wrote into a log that may hold others before it."""
+def _output_since(start: int, log: Path | None, limit: int = 1 << 20) -> str:
+    """The output since ``start`` in a log that may contain output of earlier starts; at most ``limit`` bytes."""
     if log is None:
         return ""
     with log.open("rb") as file:
-        file.seek(place)
-        return file.read(most).decode(errors="replace")
+        file.seek(start)
+        return file.read(limit).decode(errors="replace")
 
 
 _LOGGED: Final = re.compile(r"\S+ [\d:]+ (WARN|ERROR) [\w$.]+: (.*)")
 _CAUSE: Final = re.compile(r"Caused by: (?:[\w$]+\.)+[\w$]+: (.*)")
 
 
-def first_trouble(said: str) -> str | None:
-    """The first line of Spark's log that comes with an exception, and the cause under it; else its first error."""
-    lines = said.splitlines()
-    logged = [(at, found) for at, line in enumerate(lines) if (found := _LOGGED.fullmatch(line))]
+def first_error(output: str) -> str | None:
+    """The first line of Spark's log that an exception follows, with the cause of the exception; else the first
+    error."""
+    lines = output.splitlines()
+    logged = [(at, match) for at, line in enumerate(lines) if (match := _LOGGED.fullmatch(line))]
     ends = [*(at for at, _ in logged), len(lines)][1:]
-    for (at, found), end in zip(logged, ends, strict=True):
+    for (at, match), end in zip(logged, ends, strict=True):
         causes = [cause[1] for line in lines[at + 1 : end] if (cause := _CAUSE.fullmatch(line))]
         if causes:
-            return f"{found[2]}: {causes[-1]}"[:300]
-    return next((found[2][:300] for _, found in logged if found[1] == "ERROR"), None)
+            return f"{match[2]}: {causes[-1]}"[:300]
+    return next((match[2][:300] for _, match in logged if match[1] == "ERROR"), None)
 
 
-def _last_words(said: str) -> str:
-    """Of a Java that ended: its error and the line behind it, or else the last that it said."""
-    lines = said.splitlines()[-200:]
-    spoken = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("at ")]
-    wrong = re.compile(r"\berror\b|exception|cannot|could not", re.IGNORECASE)
-    first = next((at for at, line in enumerate(spoken) if wrong.search(line)), len(spoken) - 1)
-    return f"Java ended: {': '.join(spoken[max(first, 0) : first + 2])[:300] or 'without a word'}"
+def _reason_java_ended(output: str) -> str:
+    """The reason for which Java ended: its error and the next line, or else its last line."""
+    lines = output.splitlines()[-200:]
+    printed = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("at ")]
+    error_word = re.compile(r"\berror\b|exception|cannot|could not", re.IGNORECASE)
+    first = next((at for at, line in enumerate(printed) if error_word.search(line)), len(printed) - 1)
+    return f"Java ended: {': '.join(printed[max(first, 0) : first + 2])[:300] or 'without output'}"
 
 
 def _gateway(conf: SparkConf | None, output: IO[bytes] | int) -> Any:
@@ -211,7 +213,7 @@ def _gateway(conf: SparkConf | None, output: IO[bytes] | int) -> Any:
 
 @contextmanager
 def parser() -> Iterator[SqlParser]:
-    """Spark's parser without a session, in a Java that ends with the block: to check SQL before anything is started."""
+    """Spark's parser without a session, to check SQL before anything is started. Its JVM ends with the block."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     gateway = _gateway(None, subprocess.DEVNULL)
     try:
@@ -223,7 +225,7 @@ def parser() -> Iterator[SqlParser]:
 
 
 class SqlParser:
-    """Says what is wrong with a query or with the fields of a schema; nothing is looked up."""
+    """Reports syntax errors of a query or of a schema. Names of tables and columns are not resolved."""
 
     def __init__(self, jvm: Any) -> None:
         self._parser = jvm.org.apache.spark.sql.execution.SparkSqlParser()
@@ -240,17 +242,17 @@ class SqlParser:
 
         try:
             parse(text)
-        except (Py4JJavaError, PySparkException) as error:  # the second where a session translates errors
-            said = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
-            return next((line for line in said.splitlines() if line.strip()), type(error).__name__)
+        except (Py4JJavaError, PySparkException) as error:  # PySparkException: if a session exists
+            message = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+            return next((line for line in message.splitlines() if line.strip()), type(error).__name__)
         return None
 
 
 def in_session(session: SparkSession, work: Callable[[], Result]) -> Callable[[], Result]:
-    """``work`` for a thread of its own: with the caller's job properties, and with the session active in it.
+    """Wraps ``work`` so that another thread can run it with the caller's job properties and with the session active.
 
-    Without the first, jobs would lose their group and scheduling pool; without the second, Spark does not find
-    Python data sources from there.
+    Without the properties, jobs would lose their group and scheduling pool. Without an active session, Spark does not
+    find Python data sources in that thread.
     """
     from pyspark import inheritable_thread_target
 
@@ -268,10 +270,11 @@ def activate(session: SparkSession) -> None:
 
 
 def check_before(plans: Sequence[PipelinePlan], *, once: bool, master: str) -> dict[str, dict[str, str]]:
-    """Raises one SpecRefused with everything that stands in the way, AccessRefused where all of it is a refused login.
+    """Raises one SpecRefused with all problems that prevent a start; AccessRefused if all of them are refused logins.
 
-    A server that does not answer may come back, so it is no problem; nor is an optional sink that refuses, since the
-    others go on without it. Returns such sinks by pipeline, each as ``not answering`` or ``refused``.
+    A server that does not answer is no such problem, because it may answer later. An optional sink that refuses is none
+    either, because the other sinks continue without it. Returns these sinks by pipeline, each as ``not answering`` or
+    ``refused``.
     """
     problems: list[Problem] = []
     denied: list[Problem] = []
@@ -294,7 +297,7 @@ def check_before(plans: Sequence[PipelinePlan], *, once: bool, master: str) -> d
 
 
 def check_stores(plans: Sequence[PipelinePlan], master: str) -> None:
-    """What ``check_before`` checks, for checkpoints in a store, which are reached through the session's JVM. Raises
+    """The checks of ``check_before`` for checkpoints in a store, which are reached through the session's JVM. Raises
     SpecRefused, and StorageUnavailable if a store does not answer: it may come back, as a server may."""
     problems = [
         Problem(made.pipeline.name, 0, where, why)
@@ -319,7 +322,7 @@ def check_parts(plans: Sequence[PipelinePlan]) -> None:
 
 
 def check_sql(plans: Sequence[PipelinePlan], spark: SqlParser) -> None:
-    """Before the first batch would find it. Raises SpecRefused."""
+    """Checks all SQL before the first batch runs it. Raises SpecRefused."""
     if problems := _sql_problems(plans, spark):
         raise SpecRefused(problems)
 
@@ -352,7 +355,7 @@ def _problems(made: PipelinePlan, once: bool, master: str) -> Iterator[tuple[str
 
 
 def _checkpoint_problems(made: PipelinePlan, master: str) -> Iterator[tuple[str, str]]:
-    """Of the checkpoint, and of the source, which may need to know whether there is one."""
+    """Problems of the checkpoint and of the source. The source must know whether there is a checkpoint."""
     name, source = made.pipeline.name, made.pipeline.spec.source
     checkpoint = Checkpoint.of(made.pipeline)
     try:
@@ -369,17 +372,18 @@ def _checkpoint_problems(made: PipelinePlan, master: str) -> Iterator[tuple[str,
 
 
 @dataclass(frozen=True, slots=True)
-class _Answers:
-    """Of the servers that a spec names: who refused, and which sinks cannot be written to yet."""
+class _ServerAnswers:
+    """The answers of the servers that a spec names: which parts were refused, and which sinks cannot be written to
+    yet."""
 
     refused: list[tuple[str, Refusal]] = field(default_factory=list)
     unready: dict[str, str] = field(default_factory=dict)
 
 
-def _ask_servers(made: PipelinePlan) -> _Answers:
+def _ask_servers(made: PipelinePlan) -> _ServerAnswers:
     """Asks each server once, even if several parts of the spec name it."""
     asked: dict[RedisAddress, Refusal | NotAnswering | None] = {}
-    answers = _Answers()
+    answers = _ServerAnswers()
     optional = {f"sink {sink.config.id}" for sink in made.optional}
     for where, address in made.addresses():
         if address not in asked:
@@ -387,7 +391,9 @@ def _ask_servers(made: PipelinePlan) -> _Answers:
                 asked[address] = address.refusal()
             except NotAnswering as away:
                 asked[address] = away
-                log.warning("%s: %s", made.pipeline.name, _waited_for(made, where, address, away, where in optional))
+                log.warning(
+                    "%s: %s", made.pipeline.name, _outage_message(made, where, address, away, where in optional)
+                )
         answer, sink = asked[address], where.removeprefix("sink ")
         if isinstance(answer, NotAnswering):
             if where != sink:
@@ -405,23 +411,23 @@ def _ask_servers(made: PipelinePlan) -> _Answers:
     return answers
 
 
-def _waited_for(made: PipelinePlan, where: str, address: RedisAddress, away: NotAnswering, optional: bool) -> str:
+def _outage_message(made: PipelinePlan, where: str, address: RedisAddress, away: NotAnswering, optional: bool) -> str:
     """What happens while a server does not answer: the pipeline waits for required parts, and starts without others."""
     if optional:
         return f"{where} at {address} does not answer ({away}); it is optional: its batches wait on disk until it does"
     deadline = made.pipeline.spec.retry.deadline
     until = "until it answers" if deadline == "none" else f"for {deadline / 1000:g} s, then the pipeline fails"
-    return f"{where} at {address} does not answer ({away}). It is tried {until}, as retry.deadline says"
+    return f"{where} at {address} does not answer ({away}). It is retried {until} (retry.deadline)"
 
 
 def java_path() -> str | None:
-    """The Java that Spark's own script runs."""
+    """The path of the Java that Spark's launcher script runs."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home, "bin", "java")) if home else shutil.which("java")
 
 
 def java_problem(*, trust_release_file: bool = False) -> str | None:
-    """What is wrong with the Java that Spark's own script runs, and what to do; None if Spark can run on it.
+    """Why Spark cannot run on the Java of its launcher script, and what to do; None if it can.
 
     ``trust_release_file``: read the version from the file that Java installations have for that, instead of starting
     Java, which takes up to half a second.
@@ -429,21 +435,21 @@ def java_problem(*, trust_release_file: bool = False) -> str | None:
     home = os.environ.get("JAVA_HOME")
     java = java_path()
     if java is None:
-        return f"Spark needs Java {OLDEST_JAVA} or newer, and there is none. {_INSTALL}"
+        return f"Spark needs Java {OLDEST_JAVA} or newer, and no Java is installed. {_INSTALL}"
     if not os.access(java, os.X_OK):
-        return f"JAVA_HOME is {home}, where no bin/java is. Unset it, or let it name a Java of {OLDEST_JAVA} or newer."
+        return f"JAVA_HOME is {home}, which has no bin/java. Unset it, or set it to a Java {OLDEST_JAVA} or newer."
     if trust_release_file and _version_in_release_file(Path(java)) >= OLDEST_JAVA:
         return None
-    remedy = "Let JAVA_HOME name another." if home else f"{_INSTALL}, or let JAVA_HOME name another."
+    remedy = "Set JAVA_HOME to another Java." if home else f"{_INSTALL}, or set JAVA_HOME to another Java."
     try:
         asked = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_STARTS_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{java} does not start ({error}), and Spark needs it. {remedy}"
     lines = [line.strip() for line in (asked.stderr + asked.stdout).splitlines() if not line.startswith("Picked up ")]
-    said = next(filter(None, lines), "no word")
+    output = next(filter(None, lines), "no output")
     version = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
     if asked.returncode or version is None:
-        return f"{java} does not start (exit code {asked.returncode}: {said[:200]}), and Spark needs it. {remedy}"
+        return f"{java} does not start (exit code {asked.returncode}: {output[:200]}), and Spark needs it. {remedy}"
     if int(version[1]) < OLDEST_JAVA:
         return f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is {version[1]}. {remedy}"
     return None

@@ -90,10 +90,10 @@ class StartCache:
         """Whether the archive exists and has not changed since it was created."""
         try:
             recorded = json.loads(self._manifest.read_bytes())
-            found = self.archive.lstat()
+            status = self.archive.lstat()
         except (OSError, ValueError, RecursionError):
             return False
-        return _is_safe(found, stat.S_ISREG) and recorded == _identity(found)
+        return _is_safe(status, stat.S_ISREG) and recorded == _identity(status)
 
     def needs_archive(self) -> bool:
         """Whether to try to create an archive: there is none, the last try did not fail, and it can be stored."""
@@ -107,8 +107,8 @@ class StartCache:
         with self._lock() as locked:
             if not locked:
                 return False
-            for left in self.directory.glob("classes.[0-9]*"):
-                left.unlink()  # of a process that was killed
+            for leftover in self.directory.glob("classes.[0-9]*"):
+                leftover.unlink()  # of a process that was killed
             part = self.directory / f"classes.{os.getpid()}"
             try:
                 _train(self._variables([*JIT_OPTIONS, f'"-XX:ArchiveClassesAtExit={part}"', "-Xlog:cds*=off"]))
@@ -177,9 +177,9 @@ def start_cache(master: str, java: str | None) -> StartCache | None:
         cache = StartCache(directory)
         if any(mark in str(directory) for mark in "\"'\\\n*?"):  # the launcher's option syntax and Java's class path
             return None
-        for each in (directory.parent, directory):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _is_safe(each.lstat(), stat.S_ISDIR):
+        for folder in (directory.parent, directory):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_safe(folder.lstat(), stat.S_ISDIR):
                 return None
         make_home(cache.home, installed)
     except OSError:
@@ -251,13 +251,13 @@ def _is_home(home: Path, links: Mapping[str, Path]) -> bool:
         return False
 
 
-def _is_safe(found: os.stat_result, is_kind: Any) -> bool:
+def _is_safe(status: os.stat_result, is_kind: Any) -> bool:
     """Whether only this user or root can have written it."""
-    return is_kind(found.st_mode) and found.st_uid in (os.geteuid(), 0) and not found.st_mode & 0o022
+    return is_kind(status.st_mode) and status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
 
 
-def _identity(found: os.stat_result) -> dict[str, int]:
-    return {"size": found.st_size, "mtime": int(found.st_mtime)}
+def _identity(status: os.stat_result) -> dict[str, int]:
+    return {"size": status.st_size, "mtime": int(status.st_mtime)}
 
 
 def _train(variables: dict[str, str]) -> None:
@@ -280,7 +280,7 @@ def _train(variables: dict[str, str]) -> None:
             filtered = [{"type": "filter", "ops": ["c"]}]
             processed = _training_pipeline("processed", entries, scratch, url, filtered)
             os.environ.update(variables)
-            plans = [make_plan(each) for each in (plain, copy, processed)]
+            plans = [make_plan(spec) for spec in (plain, copy, processed)]
             session = start_session(plans, "local[2]", log=Path(scratch, "log"))
             context: Any = session.sparkContext
             gateway, java = context._gateway, context._gateway.proc

@@ -90,7 +90,7 @@ def at_rest(plan: PipelinePlan, checkpoint: Checkpoint) -> PipelineStatus:
         sinks={sink.config.id: "unknown" for sink in plan.pipeline.spec.sinks},
         waiting=checkpoint.waiting() if started else {},
         progress={},
-        holder=None if holder is None else holder.shown(),
+        holder=None if holder is None else holder.to_status(),
     )
 
 
@@ -328,7 +328,7 @@ class LagWatch(_Watch):
         self._found: _Lag | None = None
         self._before: int | None = None
 
-    def shown(self) -> dict[str, Any]:
+    def to_status(self) -> dict[str, Any]:
         """The lag during the current batch, which replaces Spark's; empty if Spark's is current."""
         lag = self._found
         return {} if lag is None or lag.batch != self._gate.inside else {"lag": lag.entries}
@@ -407,7 +407,7 @@ class SlotWatch(_Watch):
         # The database may be unreachable, which the source reports itself.
         log.debug("pipeline %s: its slot could not be read: %s", self._pipeline, why)
 
-    def shown(self) -> dict[str, Any]:
+    def to_status(self) -> dict[str, Any]:
         """The last reading, for the pipeline's status; empty if there was none yet."""
         slot, acknowledged = self._found, self._acknowledged
         if slot is None or acknowledged is None:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from millstream.pipelines.events import per_row
-from millstream.pipelines.json_text import JsonError, Number, canonical, parse, shown
+from millstream.pipelines.json_text import JsonError, Number, canonical, parse, template_text
 from millstream.pipelines.paths import FieldPath, PathError
 from millstream.pipelines.spec.document import is_reference
 
@@ -144,7 +144,7 @@ class Reference:
     def text(self, event: EventValues) -> str | None:
         """The value as a template writes it: several from a list as a JSON array; None if there is none."""
         values = self.values(event)
-        return None if not values else shown(values[0] if len(values) == 1 else values)
+        return None if not values else template_text(values[0] if len(values) == 1 else values)
 
 
 def distinct_text(value: Any) -> str:

@@ -33,10 +33,10 @@ _PATHS: Final = {"metrics": ("/metrics",), "health": ("/health", "/ready")}
 
 def refuse_open_port(host: str, port: int, token: str | None) -> None:
     """Raises CannotListen if the network can reach the port and there is no access token."""
-    others = [at for _, (at, _) in resolve(host, port) if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
-    if others and token is None:
+    public = [at for _, (at, _) in resolve(host, port) if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
+    if public and token is None:
         raise CannotListen(
-            f"refusing to listen on {others[0]} without an access token: the network could read the names of your "
+            f"refusing to listen on {public[0]} without an access token: the network could read the names of your "
             f"streams and groups. Pass --http-token-file (or MILLSTREAM_HTTP_TOKEN), or listen on {LOOPBACK}."
         )
 

@@ -351,7 +351,7 @@ class Supervisor:
         if worker.reported.get("stopped"):
             returned = worker.reported["handed_back"]
             self._handed_back += returned
-            log.info("%s ended; %s handed back", worker, f"{returned} message{'' if returned == 1 else 's'}")
+            log.info("%s ended; %s returned to the group", worker, f"{returned} message{'' if returned == 1 else 's'}")
         return code
 
     def _begin_hand_over(self, worker: _Worker) -> None:
@@ -445,7 +445,7 @@ class Supervisor:
         if self._refused:
             return REFUSED
         returned = self._handed_back
-        log.info("all workers have ended; %d message%s handed back", returned, "" if returned == 1 else "s")
+        log.info("all workers have ended; %d message%s returned to the group", returned, "" if returned == 1 else "s")
         return 1 if self._killed else 0
 
 

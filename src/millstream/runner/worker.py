@@ -158,23 +158,23 @@ def _in_the_program(error: ImportError | SyntaxError) -> str:
 
 
 def _did_you_mean(name: str, module: object) -> str:
-    runnable = [each for each, value in vars(module).items() if _can_run(value)]
+    runnable = [attribute for attribute, value in vars(module).items() if _can_run(value)]
     close = difflib.get_close_matches(name, runnable, n=1, cutoff=0.5) or runnable[:1]
     return f"; did you mean {close[0]!r}?" if close else "."
 
 
-def _can_run(thing: object) -> TypeGuard[Runs]:
-    if inspect.isclass(thing):
+def _can_run(candidate: object) -> TypeGuard[Runs]:
+    if inspect.isclass(candidate):
         return False
-    return callable(getattr(thing, "run", None)) and callable(getattr(thing, "close", None))
+    return callable(getattr(candidate, "run", None)) and callable(getattr(candidate, "close", None))
 
 
-def _is_factory(thing: object) -> TypeGuard[Callable[..., Any]]:
-    return callable(thing) and not _can_run(thing)
+def _is_factory(candidate: object) -> TypeGuard[Callable[..., Any]]:
+    return callable(candidate) and not _can_run(candidate)
 
 
-def _type_name(thing: object) -> str:
-    return "empty" if isinstance(thing, Sequence) and not thing else f"of the type {type(thing).__name__}"
+def _type_name(value: object) -> str:
+    return "empty" if isinstance(value, Sequence) and not value else f"of the type {type(value).__name__}"
 
 
 def lifespan(

@@ -1,6 +1,6 @@
 """The listening sockets of a server, the connections of its clients, and the poller that waits for their events.
 
-A server receives_pushes on non-loopback addresses only with a password. Connections are polled edge-triggered: with
+A server listens on non-loopback addresses only with a password. Connections are polled edge-triggered: with
 level-triggered polling, a socket that was just served stays in the kernel's ready list for one more round, and could be
 served before another socket whose data arrived earlier.
 

@@ -169,9 +169,9 @@ class Server:
             timeout = IDLE_CHECK_INTERVAL_MS if timeout is None else min(timeout, IDLE_CHECK_INTERVAL_MS)
         return timeout
 
-    def _after_round(self, others: list[int]) -> None:
+    def _after_round(self, readable: list[int]) -> None:
         """Accepts connections and closes idle ones, between two rounds."""
-        for fd in others:
+        for fd in readable:
             if fd in self._listeners:
                 self._accept(self._listeners[fd])
             elif fd == self._wake_read:

@@ -76,8 +76,8 @@ class UniformRows(Sequence[list[bytes]]):
         if len(lengths) == 1 or sum(longest) < 1024:  # an upper limit: the longest values may be in different rows
             return names + sum(longest)
         sums = lengths[0]
-        for more in lengths[1:]:
-            sums = pc.add(sums, more)
+        for column_lengths in lengths[1:]:
+            sums = pc.add(sums, column_lengths)
         return names + (pc.max(sums).as_py() or 0)
 
     def packed_values(self) -> memoryview:

@@ -72,7 +72,7 @@ class Selection:
     def includes(self, stream: str) -> bool:
         """Whether all filters on the column ``stream`` are true for this stream."""
         text = stream_text(stream)
-        return all(_compare_text(each, text) is True for each in self.stream_filters)
+        return all(_compare_text(filter_, text) is True for filter_ in self.stream_filters)
 
 
 def push_filters(filters: Iterable[Filter], columns: Mapping[str, ColumnKind]) -> tuple[Selection, list[Filter]]:
@@ -81,15 +81,15 @@ def push_filters(filters: Iterable[Filter], columns: Mapping[str, ColumnKind]) -
     ``columns``: the columns of the schema that contain an entry's stream, id or time.
     """
     selection, remaining = Selection(), []
-    for each in filters:
-        narrowed = _narrowed(selection, each, columns)
+    for filter_ in filters:
+        narrowed = _narrowed(selection, filter_, columns)
         if narrowed is None:
-            remaining.append(each)
+            remaining.append(filter_)
             continue
         if len(narrowed.id_ranges) > MAX_ID_RANGES:
             around = IdRange(narrowed.id_ranges[0].first, narrowed.id_ranges[-1].last)
             narrowed = Selection((around,), narrowed.stream_filters)
-            remaining.append(each)
+            remaining.append(filter_)
         selection = narrowed
     return selection, remaining
 

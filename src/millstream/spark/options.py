@@ -141,12 +141,12 @@ class GivenOptions:
     def __init__(self, raw: Mapping[str, str], allowed: tuple[str, ...], ignored: frozenset[str]) -> None:
         names = {name.lower(): name for name in allowed}
         self._values: dict[str, str] = {}
-        for given, value in raw.items():
-            name = _ALIASES.get(given.lower(), given)
+        for key, value in raw.items():
+            name = _ALIASES.get(key.lower(), key)
             if name.lower() in names:
                 self._values[names[name.lower()]] = value
-            elif given.lower() not in ignored:
-                raise InvalidOption(given, "it", f"one of: {', '.join(sorted(allowed))}")
+            elif key.lower() not in ignored:
+                raise InvalidOption(key, "it", f"one of: {', '.join(sorted(allowed))}")
 
     def text(self, name: str) -> str | None:
         value = self._values.get(name)
@@ -188,42 +188,42 @@ class GivenOptions:
 
 def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Parses the source's options. Raises InvalidOption for the first option that is not valid."""
-    given = GivenOptions(raw, SOURCE_OPTIONS, frozenset())
-    subscribe, pattern = given.text("subscribe"), given.text("subscribePattern")
+    options = GivenOptions(raw, SOURCE_OPTIONS, frozenset())
+    subscribe, pattern = options.text("subscribe"), options.text("subscribePattern")
     if (subscribe is None) == (pattern is None):
         raise InvalidOption("subscribe", subscribe, "exactly one of subscribe and subscribePattern")
-    if streaming and given.text("endingOffsets") is not None:
-        raise InvalidOption("endingOffsets", given.text("endingOffsets"), "it in batch reads only (spark.read)")
-    if streaming and given.text("pushFilters") is not None:
-        raise InvalidOption("pushFilters", given.text("pushFilters"), "it in batch reads only (spark.read)")
-    if not streaming and given.text("maxOffsetsPerTrigger") is not None:
-        value = given.text("maxOffsetsPerTrigger")
+    if streaming and options.text("endingOffsets") is not None:
+        raise InvalidOption("endingOffsets", options.text("endingOffsets"), "it in batch reads only (spark.read)")
+    if streaming and options.text("pushFilters") is not None:
+        raise InvalidOption("pushFilters", options.text("pushFilters"), "it in batch reads only (spark.read)")
+    if not streaming and options.text("maxOffsetsPerTrigger") is not None:
+        value = options.text("maxOffsetsPerTrigger")
         raise InvalidOption("maxOffsetsPerTrigger", value, "it in streaming reads only (spark.readStream)")
-    ending = given.text("endingOffsets")
-    names, starting = _stream_names(subscribe), _starting(given)
+    ending = options.text("endingOffsets")
+    names, starting = _stream_names(subscribe), _starting(options)
     ends = None if ending is None or ending == "latest" else _per_stream("endingOffsets", ending, ("latest",))
     for option, positions in (("startingOffsets", starting), ("endingOffsets", ends)):
         if isinstance(positions, Mapping) and names and (unknown := set(positions) - set(names)):
             raise InvalidOption(option, sorted(unknown), "streams that subscribe names")
     return SourceOptions(
-        address=address_of(given),
+        address=address_of(options),
         streams=names,
         pattern=_pattern(pattern),
-        value_field=given.text("valueField") or "event",
+        value_field=options.text("valueField") or "event",
         starting=starting,
         ending=ends,
-        max_rows=given.number("maxOffsetsPerTrigger", None),
-        min_partitions=given.whole("minPartitions", 1),
-        rows_each=given.whole("maxRecordsPerPartition", 250_000),
-        split_streams=given.choice("splitStreams", "true", ("true", "false")) == "true",
-        fail_on_data_loss=given.choice("failOnDataLoss", "true", ("true", "false")) == "true",
-        durability=_replicas(given.text("durability")),
-        group=given.text("group"),
-        page_size=given.whole("pageSize", 5000),
-        max_entry_bytes=given.number("maxEntryBytes", None),
-        push_filters=given.choice("pushFilters", "false", ("true", "false")) == "true",
-        mode=given.choice("mode", "PERMISSIVE", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")),  # type: ignore[arg-type]  # choice gives one of these
-        corrupt_column=given.text("columnNameOfCorruptRecord") or "_corrupt_record",
+        max_rows=options.number("maxOffsetsPerTrigger", None),
+        min_partitions=options.whole("minPartitions", 1),
+        rows_each=options.whole("maxRecordsPerPartition", 250_000),
+        split_streams=options.choice("splitStreams", "true", ("true", "false")) == "true",
+        fail_on_data_loss=options.choice("failOnDataLoss", "true", ("true", "false")) == "true",
+        durability=_replicas(options.text("durability")),
+        group=options.text("group"),
+        page_size=options.whole("pageSize", 5000),
+        max_entry_bytes=options.number("maxEntryBytes", None),
+        push_filters=options.choice("pushFilters", "false", ("true", "false")) == "true",
+        mode=options.choice("mode", "PERMISSIVE", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")),  # type: ignore[arg-type]  # choice gives one of these
+        corrupt_column=options.text("columnNameOfCorruptRecord") or "_corrupt_record",
     )
 
 
@@ -290,7 +290,9 @@ def _per_stream(option: str, text: str, keywords: tuple[str, ...]) -> Mapping[st
         raise InvalidOption(option, text, allowed) from None
     if isinstance(raw, dict) and set(raw) == {"offsets"} and isinstance(raw["offsets"], dict):
         # The format of the Scala connector: {"offsets": {"orders": {"groupName": "g", "offset": "1-1"}}}.
-        raw = {name: each.get("offset") if isinstance(each, dict) else each for name, each in raw["offsets"].items()}
+        raw = {
+            name: start.get("offset") if isinstance(start, dict) else start for name, start in raw["offsets"].items()
+        }
     if not isinstance(raw, dict) or not raw or not all(isinstance(value, str) for value in raw.values()):
         raise InvalidOption(option, text, allowed)
     return {name: _parse_start(option, value, keywords, allowed) for name, value in raw.items()}

@@ -201,7 +201,7 @@ def _flat(page: Page) -> _Cells:
     if len(flat) == 2 * count:
         # Each entry has at least one field, so each has exactly one: there are no repeated fields.
         return _Cells(list(range(count + 1)), flat[0::2], flat[1::2])
-    cells = _Cells([0, *accumulate(len(each) // 2 for each in lists)], flat[0::2], flat[1::2])
+    cells = _Cells([0, *accumulate(len(fields) // 2 for fields in lists)], flat[0::2], flat[1::2])
     return _without_repeats(cells) if _has_repeats(cells) else cells
 
 
@@ -232,7 +232,7 @@ def _strings(raw: Sequence[bytes]) -> pa.Array:
     try:
         return pa.array(raw, pa.string())
     except (pa.ArrowInvalid, UnicodeDecodeError):
-        return pa.array([each.decode(errors="backslashreplace") for each in raw], pa.string())
+        return pa.array([value.decode(errors="backslashreplace") for value in raw], pa.string())
 
 
 def _streams(pages: StreamPages) -> pa.Array:

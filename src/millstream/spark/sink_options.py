@@ -118,45 +118,45 @@ class SinkOptions:
 
 def sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Parses the sink's options. Raises InvalidOption for the first option that is not valid."""
-    given = GivenOptions(raw, SINK_OPTIONS, _SPARK_SETTINGS)
-    delivery = given.choice("delivery", "exactly_once", ("exactly_once", "exactly_once_by_event_id", "at_least_once"))
-    app, version = given.text("txnAppId"), given.number("txnVersion", None, least=0)
+    options = GivenOptions(raw, SINK_OPTIONS, _SPARK_SETTINGS)
+    delivery = options.choice("delivery", "exactly_once", ("exactly_once", "exactly_once_by_event_id", "at_least_once"))
+    app, version = options.text("txnAppId"), options.number("txnVersion", None, least=0)
     if (app is None) != (version is None):
         raise InvalidOption("txnVersion" if version is None else "txnAppId", None, "txnAppId and txnVersion together")
     if streaming and app is not None:
         raise InvalidOption("txnAppId", app, "it in batch writes only; a streaming write has its query and batch id")
-    event_id = given.text("eventIdColumn")
+    event_id = options.text("eventIdColumn")
     if (delivery == "exactly_once_by_event_id") != (event_id is not None):
         raise InvalidOption(
             "eventIdColumn", event_id, "it together with delivery=exactly_once_by_event_id, and only so"
         )
-    id_column = given.text("idColumn")
+    id_column = options.text("idColumn")
     if id_column is not None and delivery != "exactly_once":
         raise InvalidOption("idColumn", id_column, "it with delivery exactly_once")
-    report, time_column = given.text("report"), given.text("timeColumn")
+    report, time_column = options.text("report"), options.text("timeColumn")
     if streaming and report is not None:
         raise InvalidOption("report", report, "it in batch writes only; a streaming query reports its progress")
     if time_column is not None and report is None:
         raise InvalidOption("timeColumn", time_column, "it together with report")
     return SinkOptions(
-        address=address_of(given),
-        stream=given.text("stream"),
-        content=given.choice("content", "auto", ("auto", "fields", "value", "columns")),  # type: ignore[arg-type]  # choice gives one of these
-        value_field=given.text("valueField") or "event",
+        address=address_of(options),
+        stream=options.text("stream"),
+        content=options.choice("content", "auto", ("auto", "fields", "value", "columns")),  # type: ignore[arg-type]  # choice gives one of these
+        value_field=options.text("valueField") or "event",
         id_column=id_column,
-        trim=_trim(given),
-        durability=_durability(given.text("durability")),
+        trim=_trim(options),
+        durability=_durability(options.text("durability")),
         delivery=delivery,  # type: ignore[arg-type]  # choice gives one of these
         event_id_column=event_id,
-        event_id_window_ms=given.duration_ms("eventIdWindow", 86_400_000),
+        event_id_window_ms=options.duration_ms("eventIdWindow", 86_400_000),
         txn_app_id=app,
         txn_version=version,
-        sink_id=given.text("sinkId") or "sink",
-        forget_after_ms=given.duration_ms("forgetAfter", 7 * 86_400_000),
-        chunk_rows=given.whole("chunkRows", 1000),
+        sink_id=options.text("sinkId") or "sink",
+        forget_after_ms=options.duration_ms("forgetAfter", 7 * 86_400_000),
+        chunk_rows=options.whole("chunkRows", 1000),
         report=report,
         time_column=time_column,
-        fence=_fence(given.text("fence"), delivery),
+        fence=_fence(options.text("fence"), delivery),
     )
 
 
@@ -202,16 +202,16 @@ def sink_targets(raw: Mapping[str, str], *, streaming: bool) -> tuple[SinkOption
     """The options of each target, the main target first. Raises InvalidOption, as ``sink_options`` does."""
     first: dict[str, str] = {}
     further: dict[str, dict[str, str]] = {}
-    for given, value in raw.items():
-        if not given.lower().startswith(_PREFIX):
-            first[given] = value
+    for key, value in raw.items():
+        if not key.lower().startswith(_PREFIX):
+            first[key] = value
             continue
-        name, _, option = given[len(_PREFIX) :].rpartition(".")
+        name, _, option = key[len(_PREFIX) :].rpartition(".")
         if not name or option.lower() not in map(str.lower, _TARGET_OPTIONS):
-            raise InvalidOption(given, "it", f"also.<name>.<option>, with one of: {', '.join(sorted(_TARGET_OPTIONS))}")
+            raise InvalidOption(key, "it", f"also.<name>.<option>, with one of: {', '.join(sorted(_TARGET_OPTIONS))}")
         further.setdefault(name, {})[option.lower()] = value
     targets = [sink_options(first, streaming=streaming)]
-    defaults = {given.lower(): value for given, value in first.items()}
+    defaults = {key.lower(): value for key, value in first.items()}
     for name, changes in further.items():
         try:
             targets.append(sink_options({**defaults, "sinkid": name, **changes}, streaming=streaming))

@@ -90,13 +90,13 @@ class _TaskWriter(ABC):
     def _record_tasks(self, results: Sequence[Written]) -> None:
         """Called on the driver. Raises NonDeterministicReplay if an earlier attempt was split into other tasks."""
         for at, (options, _) in enumerate(self._targets):
-            given: dict[WrittenPosition, dict[int, int]] = {}
+            rows_by_position: dict[WrittenPosition, dict[int, int]] = {}
             for written in results:
                 for position, rows in written.given[at]:
-                    given.setdefault(position, {})[written.partition] = rows
-            if given:
+                    rows_by_position.setdefault(position, {})[written.partition] = rows
+            if rows_by_position:
                 broker = broker_at(options.address, script_entries=options.chunk_rows)
-                record_tasks(broker, given, len(results), options.forget_after_ms)
+                record_tasks(broker, rows_by_position, len(results), options.forget_after_ms)
 
 
 class RedisStreamsBatchWriter(_TaskWriter, DataSourceArrowWriter):

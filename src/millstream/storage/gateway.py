@@ -39,10 +39,12 @@ def _open(file: str) -> Any:
     from py4j.java_gateway import GatewayParameters, JavaGateway  # type: ignore[import-untyped]  # py4j has no types
 
     try:
-        given = json.loads(Path(file).read_text(encoding="utf-8"))
+        connection = json.loads(Path(file).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise StorageUnavailable(file, "the pipeline's process has ended, and with it the way to the store") from error
+        raise StorageUnavailable(
+            file, "the pipeline's process has ended, and the store is reached through it"
+        ) from error
     parameters = GatewayParameters(
-        address=given["address"], port=given["port"], auth_token=given["token"], auto_convert=True
+        address=connection["address"], port=connection["port"], auth_token=connection["token"], auto_convert=True
     )
     return JavaGateway(gateway_parameters=parameters)

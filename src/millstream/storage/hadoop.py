@@ -131,7 +131,7 @@ class HadoopStorage(Storage):
             fs.fetch(self.uri(name), target)
 
     def persist(self, name: str) -> None:
-        """Nothing: a file is replicated, or stored in the object store, when its writer has closed it."""
+        """Does nothing: a file is replicated, or stored in the object store, when its writer has closed it."""
 
     def make(self) -> None:
         with self._client.use(self.location) as fs:
@@ -342,10 +342,10 @@ def _configuration(jvm: Any) -> Any:
     """A copy of the running session's Hadoop settings, or the JVM's own if there is no session, with bounded waits."""
     active = getattr(getattr(jvm.org.apache.spark, "SparkContext$"), "MODULE$").getActive()
     if active.isDefined():
-        given = active.get().hadoopConfiguration()
+        base = active.get().hadoopConfiguration()
     else:
-        given = jvm.org.apache.spark.deploy.SparkHadoopUtil.get().newConfiguration(jvm.org.apache.spark.SparkConf())
-    conf = jvm.org.apache.hadoop.conf.Configuration(given)
+        base = jvm.org.apache.spark.deploy.SparkHadoopUtil.get().newConfiguration(jvm.org.apache.spark.SparkConf())
+    conf = jvm.org.apache.hadoop.conf.Configuration(base)
     for name, value in _BOUNDED_WAITS.items():
         sources = conf.getPropertySources(name)
         if sources is None or all(str(source).endswith("-default.xml") for source in sources):

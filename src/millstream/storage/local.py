@@ -74,8 +74,8 @@ class LocalStorage(Storage):
     def list(self, name: str = "") -> list[StoredObject]:
         path = self.path / name
         entries = []
-        with _errors(path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as found:
-            for entry in found:
+        with _errors(path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as listing:
+            for entry in listing:
                 if not entry.name.startswith(_TEMPORARY):
                     with suppress(FileNotFoundError):  # deleted during the listing
                         entries.append(_stored(entry.name, entry.stat(), entry.is_dir()))

@@ -246,10 +246,10 @@ class _ProxiedConnection:
         assert self._server is not None
         self._server.write(hiredis.pack_command(args))  # type: ignore[arg-type]  # its stub says a single argument
         while (end := reply_end(self._replies, 0)) is None:
-            more = await self._from_server.read(65536)
-            if not more:
+            chunk = await self._from_server.read(65536)
+            if not chunk:
                 raise EOFError
-            self._replies += more
+            self._replies += chunk
         reply, self._replies = self._replies[:end], self._replies[end:]
         return reply
 

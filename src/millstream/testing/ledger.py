@@ -329,7 +329,8 @@ class _Excuses:
         self.stalls = list(_stalls(lines))
         self.used: dict[ProcessPause, set[str]] = defaultdict(set)
         """The messages that each stall excused."""
-        # Stops first, so that a duplicate that a stop explains is not counted against a stall.
+        # Stops come before stalls: a stall excuses only a limited number of duplicates, and those that a stop explains
+        # must not use it up.
         self._pauses = [*_stops(lines), *self.stalls]
         self._outages = [line.at for line in lines if line.event == "outage"]
         self.died = _deaths(lines)

@@ -373,10 +373,10 @@ class LoadingRedis(RedisProcess):
                 probe.sendall(f"{login}PING\r\n".encode())
                 received = b""
                 while received.count(b"\r\n") < 1 + bool(login):
-                    more = probe.recv(1000)
-                    if not more:
+                    chunk = probe.recv(1000)
+                    if not chunk:
                         return b""
-                    received += more
+                    received += chunk
         except OSError:
             return b""
         return received.split(b"\r\n")[bool(login)]

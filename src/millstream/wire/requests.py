@@ -177,8 +177,8 @@ class RequestParser:
             # After a request that arrived in pieces, the data is usually well-formed again.
             if 512 < len(self._buffer) <= self._trial_bytes:
                 self._trial_bytes = 0
-                more, consumed = self._parse_with_hiredis(bytes(self._buffer))
-                requests += more
+                parsed, consumed = self._parse_with_hiredis(bytes(self._buffer))
+                requests += parsed
                 del self._buffer[:consumed]
 
     def _read_line(self, too_long: str) -> bytes | None:

@@ -137,7 +137,7 @@ class CrashingChapter(Chapter):
         assert details.error_type.rpartition(".")[2] == type(error).__name__
         assert 0 < len(details.error) < 10_000
 
-    async def test_failing_observer_costs_no_message_its_outcome(
+    async def test_failing_observer_does_not_change_outcomes(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(5))

@@ -20,16 +20,16 @@ from millstream.wire.commands import Batch, Command
 class FanoutChapter(Chapter):
     async def test_every_instance_gets_every_message(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, Message(b"before"))
-        one, other = Seen(), Seen()
+        one_recorder, other = Seen(), Seen()
         async with (
-            running(broker, topic, one, group=None) as first,
+            running(broker, topic, one_recorder, group=None) as first,
             running(broker, topic, other, group=None) as second,
         ):
             await eventually(lambda: first.ready and second.ready)
             await publisher.publish(topic, *numbered(50))
-            await one.have(50)
+            await one_recorder.have(50)
             await other.have(50)
-        assert one.payloads == other.payloads == [b"%d" % n for n in range(50)]
+        assert one_recorder.payloads == other.payloads == [b"%d" % n for n in range(50)]
         assert await broker.group_info(topic) == []
 
     async def test_fanout_may_start_at_any_id(self, broker: Broker, publisher: Publisher, topic: str) -> None:

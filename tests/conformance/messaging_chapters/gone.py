@@ -45,7 +45,7 @@ class GoneChapter(Chapter):
     ) -> None:
         await publisher.publish(topic, *numbered(5))
         await broker.create_group(topic, "g", start="0")
-        ids = [one.id for one in await broker.xreadgroup(topic, "g", "dead", count=4)]
+        ids = [entry.id for entry in await broker.xreadgroup(topic, "g", "dead", count=4)]
         await broker.run(settle.delay, topic, "g", "dead", ids, times_delivered=1, delay_ms=0)
         await broker.xdel(topic, ids[1:3])
         events, seen = EventLog(), Seen()

@@ -54,7 +54,7 @@ class HandlingChapter(Chapter):
             await seen.have(3)
 
             async def only_one_is_left() -> bool:
-                return [one.id for one in await broker.xpending_range(topic, "g")] == [seen.messages[1].id]
+                return [entry.id for entry in await broker.xpending_range(topic, "g")] == [seen.messages[1].id]
 
             await eventually(only_one_is_left)
             go_on.set()
@@ -102,13 +102,13 @@ class HandlingChapter(Chapter):
             if message.times_delivered < 3:
                 raise ValueError("not yet")
 
-        one, other = Seen(), Seen(fails)
-        async with running(broker, topic, one, group="one"), running(broker, topic, other, group="other"):
-            await one.have(1)
+        first, other = Seen(), Seen(fails)
+        async with running(broker, topic, first, group="one"), running(broker, topic, other, group="other"):
+            await first.have(1)
             await other.have(3)
             await nothing_pending(broker, topic, "one")
             await nothing_pending(broker, topic, "other")
-        assert (len(one.messages), len(other.messages)) == (1, 3)
+        assert (len(first.messages), len(other.messages)) == (1, 3)
 
     async def test_two_consumers_share_the_work(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         seen = Seen()
@@ -214,7 +214,7 @@ class HandlingChapter(Chapter):
             await seen.messages[1].ack()
 
             async def one_left() -> bool:
-                return [one.id for one in await broker.xpending_range(topic, "g")] == [seen.messages[0].id]
+                return [entry.id for entry in await broker.xpending_range(topic, "g")] == [seen.messages[0].id]
 
             await eventually(one_left)
             await seen.messages[0].ack()

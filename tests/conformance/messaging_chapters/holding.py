@@ -201,8 +201,8 @@ class HoldingChapter(Chapter):
             await go_on.wait()
 
         first = Seen(wait)
-        one = running(broker, topic, first, claim_min_idle_ms=3_600_000, ordered_by_key=lambda message: "one key")
-        async with one as subscriber:
+        context = running(broker, topic, first, claim_min_idle_ms=3_600_000, ordered_by_key=lambda message: "one key")
+        async with context as subscriber:
             await first.have(1)
 
             async def all_are_pending() -> bool:
@@ -279,9 +279,9 @@ class HoldingChapter(Chapter):
             await asyncio.sleep(0.05)
             go_on.set()
             await asyncio.wait_for(closing, 60)  # and not until the close timeout
-        (left,) = await broker.xpending_range(topic, "g")
-        assert left.times_delivered == 1
-        assert left.idle_ms > 60_000, "free for others at once"
+        (remaining,) = await broker.xpending_range(topic, "g")
+        assert remaining.times_delivered == 1
+        assert remaining.idle_ms > 60_000, "free for others at once"
 
     async def test_handled_message_is_acknowledged_even_if_all_tasks_are_cancelled(
         self, broker: Broker, publisher: Publisher, topic: str, monkeypatch: pytest.MonkeyPatch
@@ -299,9 +299,9 @@ class HoldingChapter(Chapter):
         task = asyncio.create_task(subscriber.consume(topic, seen))
         await seen.have(10)
         await eventually(lambda: acks.words, what="acknowledgements under way")
-        for one in asyncio.all_tasks():
-            if one is task or topic in one.get_name():
-                one.cancel()
+        for item in asyncio.all_tasks():
+            if item is task or topic in item.get_name():
+                item.cancel()
         await asyncio.sleep(0)
         acks.let_through.set()
         with pytest.raises(asyncio.CancelledError):

@@ -95,9 +95,9 @@ class IteratingChapter(Chapter):
         await first.ack()
         await closing
 
-        (left,) = await broker.xpending_range(topic, "g")
-        assert left.times_delivered == 1
-        assert left.idle_ms > QUICK["claim_interval_ms"] * 1000, "others need not wait for it"
+        (remaining,) = await broker.xpending_range(topic, "g")
+        assert remaining.times_delivered == 1
+        assert remaining.idle_ms > QUICK["claim_interval_ms"] * 1000, "others need not wait for it"
 
     async def test_settling_after_the_end_is_an_error(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         """The outcome would be ignored: the message was returned to the group and is redelivered."""
@@ -148,7 +148,7 @@ class IteratingChapter(Chapter):
         both_at_work = asyncio.Event()
 
         async def wait(message: Message) -> None:
-            if len({one.consumer for one in seen.messages}) == 2:
+            if len({item.consumer for item in seen.messages}) == 2:
                 both_at_work.set()
             await both_at_work.wait()
 

@@ -136,7 +136,7 @@ class OrderingChapter(Chapter):
         leased.begin_only_until(lambda: math.inf if certain else 0.0)
         await publisher.publish(topic, *(keyed("k", n) for n in range(5)))
         reading = [leased.consume(topic, seen), other.consume(f"{topic}-other", seen_other)]
-        tasks = [asyncio.create_task(one) for one in reading]
+        tasks = [asyncio.create_task(item) for item in reading]
         for number in range(3):
             await publisher.publish(f"{topic}-other", keyed("k", number))
             await seen_other.have(number + 1)

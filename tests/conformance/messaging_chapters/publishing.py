@@ -80,7 +80,7 @@ class PublishingChapter(Chapter):
         ids = await asyncio.gather(*(publisher.publish(topic, message) for message in numbered(500)))
 
         assert await stored(broker, topic) == [b"%d" % n for n in range(500)]
-        assert [entry.id for entry in await broker.xrange(topic)] == [one for (one,) in ids]
+        assert [entry.id for entry in await broker.xrange(topic)] == [entry_id for (entry_id,) in ids]
 
     @pytest.mark.parametrize("max_buffered", [1, 10_000], ids=["waiting for capacity", "queued"])
     async def test_every_kind_of_publish_keeps_the_order_of_the_calls(
@@ -180,7 +180,7 @@ class PublishingChapter(Chapter):
             ids = [await publisher.publish(topic, *numbered(3, at)) for at in range(0, 30, 3)]
 
         assert await stored(broker, topic) == [b"%d" % n for n in range(30)]
-        assert [one for some in ids for one in some] == [entry.id for entry in await broker.xrange(topic)]
+        assert [item for batch in ids for item in batch] == [entry.id for entry in await broker.xrange(topic)]
 
     @pytest.mark.parametrize("fault", [Fault.refused(), Fault.answer_lost()])
     @pytest.mark.parametrize("way", [{"idempotency_key": "k"}, {"delay_ms": 0}], ids=["unique", "delayed"])
@@ -263,8 +263,8 @@ class PublishingChapter(Chapter):
         assert await stored(broker, topic) == [b"perhaps", b"certainly"]
 
     async def test_idempotency_key_covers_all_publishers(self, broker: Broker, topic: str) -> None:
-        async with Publisher(broker) as one, Publisher(broker) as other:
-            (first,) = await one.publish(topic, Message(b"pay"), idempotency_key="order 7")
+        async with Publisher(broker) as publisher, Publisher(broker) as other:
+            (first,) = await publisher.publish(topic, Message(b"pay"), idempotency_key="order 7")
             assert await other.publish(topic, Message(b"pay"), idempotency_key="order 7") == [None]
             (third,) = await other.publish(topic, Message(b"pay"), idempotency_key="order 8")
 
@@ -349,10 +349,10 @@ class PublishingChapter(Chapter):
         assert await stored(broker, topic) == [b"once", b"after"]
 
     async def test_idempotency_key_covers_delayed_messages(self, broker: Broker, topic: str) -> None:
-        async with Publisher(broker) as one, Publisher(broker) as other:
-            for publisher in (one, other, one, other, one):  # each message has a uuid of its own
+        async with Publisher(broker) as first, Publisher(broker) as other:
+            for publisher in (first, other, first, other, first):  # each message has a uuid of its own
                 await publisher.publish(topic, Message(b"pay"), delay_ms=0, idempotency_key="order 7")
-            await one.publish(topic, Message(b"after"), delay_ms=1)
+            await first.publish(topic, Message(b"after"), delay_ms=1)
 
             async def last_is_there() -> bool:
                 return b"after" in await stored(broker, topic)
@@ -380,9 +380,9 @@ class PublishingChapter(Chapter):
             await publisher.publish(topic, Message(b"later"), delay_ms=hour, idempotency_key="k")
 
         for suffix in ("seen.a", "seen.t"):
-            left = await broker.ttl_ms(companion_key(topic, suffix))
-            assert left is not None
-            assert left > day + hour
+            remaining = await broker.ttl_ms(companion_key(topic, suffix))
+            assert remaining is not None
+            assert remaining > day + hour
 
     async def test_publish_waits_when_too_much_is_buffered(self, broker: Broker, topic: str) -> None:
         release = asyncio.Event()
@@ -424,7 +424,7 @@ class PublishingChapter(Chapter):
         tasks[4].cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
 
-        assert [type(one) for at, one in enumerate(done) if at != 4] == [list] * 9
+        assert [type(item) for at, item in enumerate(done) if at != 4] == [list] * 9
         got = await stored(broker, topic)
         assert [payload for payload in got if payload != b"4"] == [b"%d" % n for n in range(10) if n != 4]
 

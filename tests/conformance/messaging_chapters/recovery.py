@@ -39,7 +39,7 @@ async def abandon(broker: Broker, topic: str, consumer: str, *, count: int, time
 
 
 async def _pending_ids(broker: Broker, topic: str, expected: list[Any]) -> bool:
-    return [one.id for one in await broker.xpending_range(topic, "g")] == expected
+    return [entry.id for entry in await broker.xpending_range(topic, "g")] == expected
 
 
 def reads(request: Command | Batch) -> bool:
@@ -248,13 +248,13 @@ class RecoveryChapter(Chapter):
         counts: list[dict[Any, int]] = []
 
         async def look(message: Message) -> None:
-            counts.append({one.id: one.times_delivered for one in await broker.xpending_range(topic, "g")})
+            counts.append({entry.id: entry.times_delivered for entry in await broker.xpending_range(topic, "g")})
 
         async with running(broker, topic, Seen(look)):
             await eventually(lambda: len(counts) == 10)
             await nothing_pending(broker, topic)
-        for at, (entry_id, seen) in enumerate(zip(ids, counts, strict=True)):
-            assert seen == {entry_id: 3, **dict.fromkeys(ids[at + 1 :], 2)}
+        for at, (entry_id, item) in enumerate(zip(ids, counts, strict=True)):
+            assert item == {entry_id: 3, **dict.fromkeys(ids[at + 1 :], 2)}
 
     async def test_entries_with_fewer_deliveries_start_first(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -344,5 +344,5 @@ class RecoveryChapter(Chapter):
 
         pending = await broker.xpending_range(topic, "g")
         assert len(pending) == 20
-        assert sorted(one.times_delivered for one in pending) == [2] * 19 + [3]
-        assert all(one.idle_ms > 3_600_000 for one in pending if one.consumer == "me")
+        assert sorted(entry.times_delivered for entry in pending) == [2] * 19 + [3]
+        assert all(entry.idle_ms > 3_600_000 for entry in pending if entry.consumer == "me")

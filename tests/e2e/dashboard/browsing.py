@@ -44,11 +44,11 @@ def running(url: str, **options: Any) -> Iterator[Running]:
 
 def in_thread(work: Callable[[], Awaitable[Any]]) -> Any:
     """Runs a coroutine while Playwright uses the event loop of this thread."""
-    found: list[Any] = []
+    result: list[Any] = []
     failed: list[BaseException] = []
 
     async def awaited() -> None:
-        found.append(await work())
+        result.append(await work())
 
     def run() -> None:
         try:
@@ -61,16 +61,16 @@ def in_thread(work: Callable[[], Awaitable[Any]]) -> Any:
     thread.join()  # however long it takes: a test has its own limit
     if failed:
         raise failed[0]
-    return found[0]
+    return result[0]
 
 
 def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
+    result = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if result is None:
         if os.environ.get("CI"):
             pytest.fail("Chromium is not installed, and in CI it must be: run `make setup`")
         pytest.skip("Chromium is not installed: run `make setup`")
-    return found
+    return result
 
 
 @contextmanager
@@ -81,7 +81,9 @@ def watched_page(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None)
+    page.on(
+        "console", lambda output: problems.append(output.text) if "Content Security Policy" in output.text else None
+    )
     yield page
     context.close()
     assert problems == []

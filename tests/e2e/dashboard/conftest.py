@@ -25,8 +25,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def module_dashboard(shared_redis: RedisProcess) -> Iterator[Running]:
-    with running(shared_redis.url) as found:
-        yield found
+    with running(shared_redis.url) as dashboard:
+        yield dashboard
 
 
 @pytest.fixture

@@ -55,6 +55,6 @@ def hostile() -> list[bytes]:
         script.encode() + text[:200] + b"%d" % n
         for n, (script, text) in enumerate((script, text) for script in _SCRIPTS for text in _TEXTS[:8])
     ]
-    found = [*alone, *mixed]
-    assert len(found) == len(set(found)) == 200
-    return found
+    result = [*alone, *mixed]
+    assert len(result) == len(set(result)) == 200
+    return result

@@ -23,12 +23,12 @@ def fill_shop(broker: BlockingBroker) -> None:
         broker.xadd_many(name, [{"payload": "{}"}] * length)
         broker.create_group(name, group, start="0")
         taken = broker.xreadgroup(name, group, "worker-1", count=read)
-        broker.xack(name, group, [one.id for one in taken[:-5]])
+        broker.xack(name, group, [item.id for item in taken[:-5]])
     broker.create_group("shop.orders", "billing", start="0")
     broker.create_group("shop.orders", "shipping", start="0")
     for group, count in (("billing", 380), ("shipping", 399)):
         taken = broker.xreadgroup("shop.orders", group, "worker-1", count=count)
-        broker.xack("shop.orders", group, [one.id for one in taken[:-12]])
+        broker.xack("shop.orders", group, [item.id for item in taken[:-12]])
     for number in range(11):
         kind, words = ("TimeoutError", f"no answer in {number} ms") if number % 3 else ("KeyError", "'customer'")
         why = {

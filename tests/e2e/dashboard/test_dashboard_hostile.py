@@ -47,9 +47,9 @@ def fill(broker: BlockingBroker) -> None:
 
 @pytest.fixture(scope="module")
 def shown(shared_redis: RedisProcess) -> Iterator[Running]:
-    with running(shared_redis.url) as found:
-        fill(found.broker)
-        yield found
+    with running(shared_redis.url) as dashboard:
+        fill(dashboard.broker)
+        yield dashboard
 
 
 class Outline(HTMLParser):
@@ -99,7 +99,9 @@ def test_each_of_two_hundred_names_has_a_page_that_is_built_like_any_other(shown
         tags = {tag for tag, _ in made.found}
         assert tags <= allowed, path
         assert not {name for _, names in made.found for name in names if name.startswith("on") or name == "style"}, path
-        assert all(one.startswith(("/", "#")) and not one.startswith("//") for one in made.addresses), path
+        assert all(addresse.startswith(("/", "#")) and not addresse.startswith("//") for addresse in made.addresses), (
+            path
+        )
         text = answer.text
         assert not [char for char in text if ord(char) < 32 and char not in "\n\t"], path
         assert not {chr(code) for code in (0x202E, 0x2066, 0x2067, 0x200F)} & set(text), path
@@ -131,8 +133,8 @@ def test_hostile_names_run_no_script_and_keep_the_layout(browser: Browser, shown
         # What comes by events is shown like what was there.
         page.goto("/stream?name=entries&follow=1")
         page.wait_for_selector("#connection[data-state=live]")
-        for one in hostile()[:40]:
-            shown.broker.xadd(ENTRIES, {"payload": one})
+        for item in hostile()[:40]:
+            shown.broker.xadd(ENTRIES, {"payload": item})
         expect(page.locator(".entries > li.new")).to_have_count(40)
         assert page.evaluate("typeof window.owned") == "undefined"
         assert dialogs == []

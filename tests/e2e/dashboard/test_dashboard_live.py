@@ -17,7 +17,7 @@ def connections(dashboard: Running) -> int:
     return dashboard.dashboard.feed.connections
 
 
-def test_eight_tabs_share_one_connection_and_all_of_them_move(page: Page, dashboard: Running) -> None:
+def test_eight_tabs_share_one_connection_and_all_are_updated(page: Page, dashboard: Running) -> None:
     dashboard.broker.create_group("orders", "g", start="0")
     tabs = [page, *(page.context.new_page() for _ in range(7))]
     for number, tab in enumerate(tabs):
@@ -56,9 +56,9 @@ def test_hidden_tab_disconnects_and_catches_up_when_visible(page: Page, dashboar
 
 
 def test_page_reports_an_outage_of_redis_and_its_end(browser: Browser) -> None:
-    with RedisProcess() as server, running(server.url) as found:
-        found.broker.xadd("orders", {"n": "1"})
-        with watched_page(browser, found.url) as page:
+    with RedisProcess() as server, running(server.url) as dashboard:
+        dashboard.broker.xadd("orders", {"n": "1"})
+        with watched_page(browser, dashboard.url) as page:
             page.goto("/")
             expect(page.locator("#live_streams tbody tr")).to_have_count(1)
             other = page.context.new_page()
@@ -75,7 +75,7 @@ def test_page_reports_an_outage_of_redis_and_its_end(browser: Browser) -> None:
             expect(page.locator("#banner")).to_be_hidden()
             expect(page.locator("#connection")).to_have_text("live")
             expect(page.locator("main")).to_contain_text("There are no streams yet")
-            found.broker.xadd("orders", {"n": "2"})
+            dashboard.broker.xadd("orders", {"n": "2"})
             expect(other.locator("#live_facts dd").first).to_have_text("1")
 
 
@@ -91,17 +91,19 @@ def test_stream_deleted_while_viewed_is_reported(page: Page, dashboard: Running)
 
 
 def test_every_page_is_shown_of_a_broker_that_millstream_serves(browser: Browser) -> None:
-    with ServedBroker() as server, running(server.url) as found:
-        found.broker.create_group("orders", "g", start="0")
-        found.broker.xadd_many("orders", [{"n": str(n)} for n in range(3)])
-        found.broker.xadd("{orders}.dlq", {"payload": "x", "dlq.original_id": "1-1", "dlq.error_type": "ValueError"})
-        with watched_page(browser, found.url) as page:
+    with ServedBroker() as server, running(server.url) as dashboard:
+        dashboard.broker.create_group("orders", "g", start="0")
+        dashboard.broker.xadd_many("orders", [{"n": str(n)} for n in range(3)])
+        dashboard.broker.xadd(
+            "{orders}.dlq", {"payload": "x", "dlq.original_id": "1-1", "dlq.error_type": "ValueError"}
+        )
+        with watched_page(browser, dashboard.url) as page:
             page.goto("/")
             row = page.locator("#live_streams tbody tr").filter(has_text="g").first
             expect(row).to_contain_text("orders")
             page.goto("/stream?name=orders&follow=1")
             expect(page.locator("#connection")).to_have_text("live")
-            found.broker.xadd("orders", {"n": "new one"})
+            dashboard.broker.xadd("orders", {"n": "new one"})
             expect(page.locator(".entries > li").first).to_contain_text("new one")
             page.goto("/dead-letters")
             expect(page.locator("tbody tr")).to_contain_text("orders")

@@ -110,7 +110,7 @@ def test_lag_rises_and_falls_while_a_consumer_stops_and_starts(page: Page, dashb
     taken = broker.xreadgroup("orders", "g", "worker-1", count=7)
     expect(lag).to_have_text("0", use_inner_text=True)
     expect(page.locator("#live_groups")).to_contain_text("worker-1")
-    broker.xack("orders", "g", [one.id for one in taken])
+    broker.xack("orders", "g", [item.id for item in taken])
     expect(page.locator("#live_groups")).to_contain_text("Trimming waits for no group")
     expect(page.locator("#connection")).to_have_text("live")
 
@@ -210,7 +210,7 @@ def test_dead_letter_is_replayed_by_clicking(page: Page, dashboard: Running) -> 
     assert broker.xlen(DLQ) == 5
     assert broker.xlen(ORDERS) == before + 1
     assert broker.xrevrange(ORDERS, count=1)[0].fields[b"replay.group"] == b"billing"
-    notes = [one.fields for one in broker.xrange("millstream.audit")]
+    notes = [entry.fields for entry in broker.xrange("millstream.audit")]
     assert [note[b"state"] for note in notes] == [b"begun", b"done"]
     assert notes[1][b"who"] == b"local (127.0.0.1)"
     assert notes[1][b"what"].startswith(b"replay dead letters of {shop.orders}.dlq")
@@ -228,8 +228,8 @@ def test_all_dead_letters_of_one_error_are_purged_and_no_others(page: Page, dash
     page.get_by_role("button", name="Purge 3").click()
     expect(page.locator("main")).to_contain_text("3 dead letters were purged.")
 
-    left = [entry.fields[b"dlq.error_type"] for entry in dashboard.broker.xrange(DLQ)]
-    assert left == [b"ValueError"] * 3 + [b"TimeoutError"]
+    remaining = [entry.fields[b"dlq.error_type"] for entry in dashboard.broker.xrange(DLQ)]
+    assert remaining == [b"ValueError"] * 3 + [b"TimeoutError"]
 
 
 def test_selected_dead_letters_are_replayed(page: Page, dashboard: Running) -> None:
@@ -296,8 +296,8 @@ def test_pipeline_is_paused_and_resumed_in_its_process(browser: Browser, shared_
     web = application(Exposition(), health=routes.health, ready=routes.ready, routes=routes.routes())
     with (
         HttpServer(web, port=0) as pipelines,
-        running(shared_redis.url, pipelines=[pipelines.url]) as found,
-        watched_page(browser, found.url) as page,
+        running(shared_redis.url, pipelines=[pipelines.url]) as dashboard,
+        watched_page(browser, dashboard.url) as page,
     ):
         page.goto("/pipelines")
         card = page.get_by_role("region", name="Pipeline orders")

@@ -88,7 +88,7 @@ class Running(PipelineProcess):
 
 
 def _spark_home(scratch: Path) -> Path:
-    """A cluster's worker writes beside the Spark that it runs: so it gets one of its own, of links."""
+    """A worker of a cluster writes into its Spark directory, so it gets a directory of links."""
     home, installed = scratch / "spark", Path(pyspark.__file__).parent
     if not home.exists():
         home.mkdir()
@@ -111,7 +111,7 @@ class Followed:
         self.writers: Writers | MariadbWriters
 
     def begin(self, redis_url: str) -> Path:
-        """Rows for a snapshot, and then writers that go on. Returns the pipeline's file."""
+        """Adds rows for a snapshot, and then starts writers. Returns the pipeline's file."""
         self.database = self.server.fresh_database()
         self.database.execute(*tables(self.database))
         before = writers(self.database, self._seed, allowed=60).start()
@@ -184,7 +184,7 @@ class KilledPipeline:
                 for kind in self._chance.sample(self._kinds, len(self._kinds)):
                     if kind != "itself":
                         self._await_progress(running)
-                        time.sleep(2 * self._chance.random())  # the moment is what this run draws lots for
+                        time.sleep(2 * self._chance.random())  # the moment of the kill is random
                     running = self._kill(kind, running)
                 self._await_progress(running)
                 self._await_the_end(running)
@@ -198,7 +198,7 @@ class KilledPipeline:
         return Running(self._specs[0], *map(str, self._specs[1:]), planted=self.planted)
 
     def _await_progress(self, running: Running) -> None:
-        """Of every database; then the writers may go on."""
+        """Waits for progress of every database; then the writers continue."""
         least = {source: self._length(source) + 60 for source in self.followed}
         self._await(running, lambda: all(self._length(source) >= timeout_s for source, timeout_s in least.items()))
         for each in self.followed.values():

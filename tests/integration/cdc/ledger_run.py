@@ -102,7 +102,7 @@ def finish(database: Database, follower: Follower, ledger: StrictLedger) -> None
 
 
 class StubbornFollower(DyingFollower):
-    """Tries again while the server is away, as Spark and the pipeline do."""
+    """Retries while the server is unreachable, as Spark and the pipeline do."""
 
     given = 0
     """Batches that had rows."""

@@ -75,8 +75,8 @@ def acknowledged_early(plant: Plant) -> None:
             self._session.acknowledge(end.position)
             if isinstance(self._database, Postgres):
                 # Asked of the server: what was sent to it and not yet read is lost with a process that is killed.
-                given = self._database.given
-                wait_until(lambda: slot_status(given.login, given.config.slot).confirmed >= end.position)
+                delivered = self._database.given
+                wait_until(lambda: slot_status(delivered.login, delivered.config.slot).confirmed >= end.position)
             (self._directory / ACKNOWLEDGED).write_text(f"{end.position}")
         return end
 

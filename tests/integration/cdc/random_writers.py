@@ -165,7 +165,7 @@ class MariadbWriters(Writers):
     def _run(self, chance: random.Random, number: int) -> None:
         while not self._stop.is_set():
             try:
-                # A row's lock and a table's wait for one another unseen, until one gives up.
+                # A row lock and a table lock can deadlock undetected, until one of the statements times out.
                 impatient = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1"
                 connection = self._database.connect(autocommit=False, init_command=impatient)
                 with connection, connection.cursor() as cursor:

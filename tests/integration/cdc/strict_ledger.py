@@ -9,7 +9,7 @@ from typing import Any
 
 Row = dict[str, Any]
 COMES_AND_GOES = frozenset(("extra",))
-"""The column that the writers add and drop: a row may have it on one side alone. No other may."""
+"""The column that the writers add and drop: a row may have it on one side only. Other columns must be on both sides."""
 
 
 class StrictLedger:

@@ -51,11 +51,11 @@ def test_repeatedly_killed_database_loses_no_change(tmp_path: Path) -> None:
 
         def kill() -> None:
             nonlocal kills
-            given = -1
+            delivered = -1
             while not stop.wait(1 + 3 * chance.random()):
-                if follower.given == given:
+                if follower.given == delivered:
                     continue  # a server that is killed before anybody gets through to it shows nothing
-                given = follower.given
+                delivered = follower.given
                 with MariadbWriters.truncating:
                     server.kill()
                 server.start()

@@ -181,7 +181,7 @@ def test_purged_log_is_position_lost(begun: Follower) -> None:
 
 
 def test_reset_log_that_grew_past_the_checkpoint_is_position_lost(tmp_path: Path) -> None:
-    """The server would go on silently from a place that means something else."""
+    """The server would silently continue at the same offset of another log."""
     if mariadb_server() is None:
         pytest.skip("MariaDB is not installed: run `make setup`")
     with MariadbProcess() as server:

@@ -246,7 +246,7 @@ def test_read_ahead_stops_at_the_limit_and_continues_after_a_finished_batch(
 
 
 def test_snapshot_neither_waits_for_nor_blocks_transactions(followed: Follower) -> None:
-    """A transaction that stays open beside it is neither waited for nor lost."""
+    """A transaction that stays open during the snapshot neither delays it nor is lost."""
     database = followed.database
     followed.options["snapshot"] = "always"
     followed.die()

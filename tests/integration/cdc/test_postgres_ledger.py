@@ -47,11 +47,11 @@ def test_repeatedly_killed_database_loses_no_change(tmp_path: Path) -> None:
 
         def kill() -> None:
             nonlocal kills
-            given = -1
+            delivered = -1
             while not stop.wait(1 + 3 * chance.random()):
-                if follower.given == given:
+                if follower.given == delivered:
                     continue  # killing a server before a client has connected tests nothing
-                given = follower.given
+                delivered = follower.given
                 server.kill()
                 server.start()
                 kills += 1

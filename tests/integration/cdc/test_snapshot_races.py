@@ -58,7 +58,7 @@ def attempt(task: bytes) -> list[Event]:
 def test_first_of_two_attempts_at_a_chunk_wins(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have read the chunk, and a commit came between: the second to finish tells the rows of the first."""
+    """Both have read the chunk, with a commit in between: the second to finish returns the rows of the first."""
     database.execute(WORDS, "INSERT INTO words VALUES ('a', 1), ('b', 2)")
     follower, ledger = Follower(database, tmp_path), StrictLedger()
     assert follower.plan()

@@ -56,7 +56,7 @@ def verdict(changes: Sequence[Change], stored: Tables) -> TpccLedger:
     return ledger
 
 
-def test_tables_rebuilt_from_the_stream_equal_the_tables_and_planted_faults_are_found(
+def test_tables_rebuilt_from_the_stream_equal_the_database_and_planted_faults_are_detected(
     postgres: PostgresDatabase, tmp_path: Path
 ) -> None:
     print(f"SEED={SEED}")

@@ -78,18 +78,18 @@ def test_dead_letters_are_printed_with_control_characters_escaped(terminal: Term
     assert [item["original_id"] for item in listed] == ["4-1", "3-1"]
     counted = terminal.json(dlq_app, "errors", "orders")
     assert [(item["count"], item["error_type"]) for item in counted] == [(3, "LookupError"), (2, "OSError")]
-    shown = terminal.json(dlq_app, "show", "orders", listed[0]["id"])
-    assert shown["fields"] == {"payload": "4", "uuid": "u4"}
-    assert shown["traceback"].startswith("Traceback")
+    letter = terminal.json(dlq_app, "show", "orders", listed[0]["id"])
+    assert letter["fields"] == {"payload": "4", "uuid": "u4"}
+    assert letter["traceback"].startswith("Traceback")
     assert terminal.json(dlq_app, "ls")[0]["count"] == 5
 
 
 def test_dead_letters_are_replayed_and_purged(terminal: Terminal, letters: BlockingBroker) -> None:
     assert "would replay 5 to orders" in terminal.run(dlq_app, "replay", "orders", "--dry-run")
     assert letters.xlen("orders") == 0
-    some = terminal.json(dlq_app, "replay", "orders", "--error-type", "LookupError", "--rate", "1000", "--limit", "2")
+    batch = terminal.json(dlq_app, "replay", "orders", "--error-type", "LookupError", "--rate", "1000", "--limit", "2")
     went = {"added": 2, "already": 0, "left": 0, "without_handler": []}
-    assert some == {**went, "streams": {"orders": 2}, "dry_run": False}
+    assert batch == {**went, "streams": {"orders": 2}, "dry_run": False}
     assert letters.xlen("orders") == 2
     assert "would purge 3" in terminal.run(dlq_app, "purge", "orders", "--dry-run")
     assert "--yes" in terminal.run(dlq_app, "purge", "orders", fails_with=DECLINED)
@@ -213,9 +213,9 @@ def test_policies_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> 
         ("", "a mapping"),
     ],
 )
-def test_invalid_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_file_is_refused_with_its_line(tmp_path: Path, letter: str, says: str) -> None:
     config = tmp_path / "retention.yaml"
-    config.write_text(text)
+    config.write_text(letter)
     with pytest.raises(InvalidArgument, match=says):
         read_policies([], {}, config)
 

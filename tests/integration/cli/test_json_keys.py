@@ -114,9 +114,9 @@ def problems(kind: Any, value: Any, at: str = "") -> Iterator[str]:
 def assert_as_documented(command: str, printed: str) -> None:
     """What one command printed, which must not be nothing."""
     answer = ANSWERS[command]
-    found = read(answer, printed)
-    assert found
-    assert [problem for each in found for problem in problems(answer.keys, each)] == []
+    result = read(answer, printed)
+    assert result
+    assert [problem for each in result for problem in problems(answer.keys, each)] == []
 
 
 def read(answer: Answer, printed: str) -> list[Any]:
@@ -178,11 +178,11 @@ def test_every_command_prints_the_keys_and_kinds_that_are_documented(
         monkeypatch.setattr("sys.argv", ["millstream", *words, "-o", "json"])
         with pytest.raises(SystemExit) as ended:
             main()
-        printed, said = capsys.readouterr()
-        assert ended.value.code in (0, None, 7), f"{line}: {said}"
-        found = read(ANSWERS[key], printed)
-        assert found or key in ("pipeline checkpoints",), f"{line} shows nothing: {said}"
-        wrong += [f"{line}: {problem}" for each in found for problem in problems(ANSWERS[key].keys, each)]
+        printed, output = capsys.readouterr()
+        assert ended.value.code in (0, None, 7), f"{line}: {output}"
+        result = read(ANSWERS[key], printed)
+        assert result or key in ("pipeline checkpoints",), f"{line} shows nothing: {output}"
+        wrong += [f"{line}: {problem}" for each in result for problem in problems(ANSWERS[key].keys, each)]
         checked.add(key)
     assert not wrong
     assert ANSWERS.keys() - checked == ELSEWHERE
@@ -190,11 +190,11 @@ def test_every_command_prints_the_keys_and_kinds_that_are_documented(
 
 def commands() -> Iterator[tuple[str, click.Command]]:
     for name, chapter in CHAPTERS.items():
-        found = typer.main.get_command(build([name])).commands[name]  # type: ignore[attr-defined]  # it is a group
+        result = typer.main.get_command(build([name])).commands[name]  # type: ignore[attr-defined]  # it is a group
         if chapter.is_group:
-            yield from ((f"{name} {word}", command) for word, command in found.commands.items())
+            yield from ((f"{name} {word}", command) for word, command in result.commands.items())
         else:
-            yield name, found
+            yield name, result
 
 
 def test_every_command_that_takes_json_is_documented() -> None:

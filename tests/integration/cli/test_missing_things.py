@@ -93,13 +93,13 @@ def broker(redis_url: str) -> BlockingBroker:
     ],
 )
 def test_missing_object_is_reported_with_a_command(types: Typed, broker: BlockingBroker, line: str, says: str) -> None:
-    code, printed, said = types(*line.split())
+    code, printed, stderr = types(*line.split())
 
-    assert (code, printed) == (NOT_FOUND, ""), said
-    assert says in said
-    assert "create_group" not in said, "that is Python, and a shell is typed into"
-    assert ".." not in said
-    assert [one.id for one in broker.xrange("orders")] == [(5, 1)]
+    assert (code, printed) == (NOT_FOUND, ""), stderr
+    assert says in stderr
+    assert "create_group" not in stderr, "that is Python, and a shell is typed into"
+    assert ".." not in stderr
+    assert [entry.id for entry in broker.xrange("orders")] == [(5, 1)]
     assert broker.list_streams() == ["orders"]
     assert broker.xpending("orders", "billing").count == 1
 
@@ -107,35 +107,35 @@ def test_missing_object_is_reported_with_a_command(types: Typed, broker: Blockin
 def test_release_of_an_unannounced_stream_fails(types: Typed, broker: BlockingBroker) -> None:
     assert types("assignments", "announce", "service", "a")[0] == 0
 
-    code, _, said = types("assignments", "release", "service", "b", "--yes")
+    code, _, stderr = types("assignments", "release", "service", "b", "--yes")
 
     assert code == NOT_FOUND
-    assert "millstream assignments ls service" in said
+    assert "millstream assignments ls service" in stderr
 
 
 def test_stream_without_owner_can_be_released(types: Typed, broker: BlockingBroker) -> None:
     assert types("assignments", "announce", "service", "a")[0] == 0
 
-    code, printed, said = types("assignments", "release", "service", "a", "--yes")
+    code, printed, stderr = types("assignments", "release", "service", "a", "--yes")
 
-    assert (code, "it had no owner" in printed + said) == (0, True)
+    assert (code, "it had no owner" in printed + stderr) == (0, True)
 
 
 @pytest.mark.parametrize("line", ["streams ls", "dlq ls", "retention apply s --max-len 1", "top --once", "doctor"])
 @pytest.mark.parametrize("url", ["local://", "local://name"])
 def test_in_memory_broker_is_refused(types: Typed, line: str, url: str) -> None:
-    code, printed, said = types(*line.split(), "--url", url)
+    code, printed, stderr = types(*line.split(), "--url", url)
 
     assert (code, printed) == (USAGE, "")
-    assert "only within one process" in said
-    assert "local:///path" in said
+    assert "only within one process" in stderr
+    assert "local:///path" in stderr
 
 
 def test_key_of_another_type_is_not_called_missing(types: Typed, broker: BlockingBroker) -> None:
-    code, _, said = types("streams", "describe", "plain")
+    code, _, stderr = types("streams", "describe", "plain")
 
     assert code == 1
-    assert "WRONGTYPE" in said
+    assert "WRONGTYPE" in stderr
 
 
 @pytest.mark.parametrize("line", ["streams ls miss*", "groups ls miss*", "dlq ls orders", "dlq ls"])
@@ -146,17 +146,17 @@ def test_empty_result_without_a_name_is_no_error(types: Typed, broker: BlockingB
 
 
 def test_reap_to_a_new_consumer_prints_a_note(types: Typed, broker: BlockingBroker) -> None:
-    code, _, said = types("consumers", "reap", "orders", "billing", "--idle", "0", "--to", "w9")
+    code, _, stderr = types("consumers", "reap", "orders", "billing", "--idle", "0", "--to", "w9")
 
     assert code == 6
-    assert "'w9', a new consumer" in said
+    assert "'w9', a new consumer" in stderr
 
 
 def test_pending_entries_are_not_dropped_without_a_new_consumer(types: Typed, broker: BlockingBroker) -> None:
-    code, _, said = types("consumers", "reap", "orders", "billing", "--idle", "0", "--yes")
+    code, _, stderr = types("consumers", "reap", "orders", "billing", "--idle", "0", "--yes")
 
     assert code == 1
-    assert "Pass --to CONSUMER" in said
+    assert "Pass --to CONSUMER" in stderr
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_pending_entries_are_not_dropped_without_a_new_consumer(types: Typed, br
 def test_changing_commands_print_json(
     types: Typed, broker: BlockingBroker, line: str, fact: tuple[str, object]
 ) -> None:
-    code, printed, said = types(*line.split(), "-o", "json")
+    code, printed, stderr = types(*line.split(), "-o", "json")
 
-    assert code == 0, said
+    assert code == 0, stderr
     assert json.loads(printed)[fact[0]] == fact[1]
 
 
@@ -220,10 +220,10 @@ def test_errors_are_escaped_for_the_terminal(types: Typed, broker: BlockingBroke
     """A server's error text holds the name as it is."""
     evil = "evil\x1b]0;owned\x07\x9b31m"
     for words in (("streams", "describe", evil), ("groups", "describe", "orders", evil), ("dlq", "show", evil, "1-1")):
-        code, _, said = types(*words)
+        code, _, stderr = types(*words)
         assert code == NOT_FOUND
-        assert "\\x1b]0;owned\\x07" in said
-        assert not {"\x1b", "\x07", "\x9b"} & set(said)
+        assert "\\x1b]0;owned\\x07" in stderr
+        assert not {"\x1b", "\x07", "\x9b"} & set(stderr)
 
 
 # --- small things that a newcomer meets first ---
@@ -244,24 +244,24 @@ def test_count_of_one_is_singular(types: Typed, broker: BlockingBroker) -> None:
         ("pending", "ack", "orders", "billing", "5-1"),
         ("doctor", "orders"),
     ):
-        _, printed, said = types(*words)
-        for text in (printed, said):
+        _, printed, stderr = types(*words)
+        for text in (printed, stderr):
             assert not re.search(r"\b1 (\w+ )?(entries|consumers)", text), text
 
 
 def test_invalid_start_of_a_group_lists_the_allowed_values(types: Typed) -> None:
-    code, _, said = types("groups", "create", "orders", "billing", "--start", "beginning")
+    code, _, stderr = types("groups", "create", "orders", "billing", "--start", "beginning")
 
     assert code == USAGE
-    assert "'$'" in said
+    assert "'$'" in stderr
 
 
 def test_policy_without_limits_lists_the_options(types: Typed, broker: BlockingBroker) -> None:
-    code, _, said = types("retention", "apply", "orders")
+    code, _, stderr = types("retention", "apply", "orders")
 
     assert code == USAGE
-    assert "--max-age" in said
-    assert "RetentionPolicy(" not in said
+    assert "--max-age" in stderr
+    assert "RetentionPolicy(" not in stderr
 
 
 def test_time_before_all_entries_starts_at_the_first(types: Typed, broker: BlockingBroker) -> None:
@@ -283,10 +283,10 @@ def test_single_snapshot_prints_no_key_hint(types: Typed, broker: BlockingBroker
 def test_group_names_are_escaped_by_doctor(types: Typed, broker: BlockingBroker) -> None:
     broker.create_group("orders", "evil\x1b]0;owned\x07", start="0")
 
-    _, printed, said = types("doctor", "orders")
+    _, printed, stderr = types("doctor", "orders")
 
     assert "evil\\x1b]0;owned\\x07" in printed
-    assert not {"\x1b", "\x07"} & set(printed + said)
+    assert not {"\x1b", "\x07"} & set(printed + stderr)
 
 
 @pytest.mark.parametrize(
@@ -304,10 +304,10 @@ def test_group_names_are_escaped_by_doctor(types: Typed, broker: BlockingBroker)
     ],
 )
 def test_nan_and_infinity_are_refused(types: Typed, broker: BlockingBroker, line: str) -> None:
-    code, printed, said = types(*line.split())
+    code, printed, stderr = types(*line.split())
 
     assert (code, printed) == (USAGE, "")
-    assert said
+    assert stderr
 
 
 def test_policy_that_cannot_be_applied_fails(types: Typed, broker: BlockingBroker) -> None:
@@ -351,8 +351,8 @@ def test_following_a_missing_stream_suggests_a_name(
 
     monkeypatch.setattr(BlockingBroker, "xread", interrupted)
     assert types("streams", "tail", "orders", "--follow") == (130, "5-1  n=1\n", "")
-    code, shown, stderr_text = types("streams", "tail", "ordres", "--follow")
-    assert (code, shown) == (130, "")
+    code, text, stderr_text = types("streams", "tail", "ordres", "--follow")
+    assert (code, text) == (130, "")
     assert stderr_text.startswith("waiting for the first entry: there is no stream 'ordres'; did you mean 'orders'?")
 
 
@@ -370,7 +370,7 @@ def test_idle_filter_skips_recent_entries(types: Typed, broker: BlockingBroker) 
     entry = str(broker.xrange("orders")[0].id)
     assert types("pending", "claim", "orders", "billing", "w2", entry, "--idle", "1h")[0] == NOT_FOUND
     assert types("consumers", "reap", "orders", "billing", "--idle", "1h", "--yes")[0] == 0
-    assert [one.name for one in broker.group_info("orders")[0].consumers] == ["w1"]
+    assert [consumer.name for consumer in broker.group_info("orders")[0].consumers] == ["w1"]
     assert types("consumers", "reap", "orders", "billing", "--idle", "1 fortnight")[0] == USAGE
 
 
@@ -382,15 +382,15 @@ def test_trim_reports_entries_held_back_by_a_group(types: Typed, broker: Blockin
 
 
 def test_password_in_a_refused_url_is_not_printed(types: Typed) -> None:
-    code, printed, said = types("streams", "ls", "--url", "local://u:s3cret@x")
+    code, printed, stderr = types("streams", "ls", "--url", "local://u:s3cret@x")
     assert code == USAGE
-    assert "s3cret" not in printed + said
+    assert "s3cret" not in printed + stderr
 
 
 def test_address_in_place_of_pipeline_files_is_printed_as_it_was_typed(types: Typed) -> None:
-    code, _, said = types("pipeline", "ls", "http://127.0.0.1:9000")
+    code, _, stderr = types("pipeline", "ls", "http://127.0.0.1:9000")
     assert code == USAGE
-    assert "http://127.0.0.1:9000" in said
+    assert "http://127.0.0.1:9000" in stderr
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
@@ -409,7 +409,7 @@ def test_stream_with_an_empty_name_does_not_hide_the_other_streams(
 ) -> None:
     broker.transport.call(Command((b"XADD", b"", b"*", b"n", b"1"), b""))
 
-    code, output, _ = types(*line.split(), "-o", "json")
+    code, stderr, _ = types(*line.split(), "-o", "json")
 
     assert code in (0, FINDINGS)
-    assert json.loads(output)
+    assert json.loads(stderr)

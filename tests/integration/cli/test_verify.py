@@ -41,10 +41,10 @@ def test_redis_and_valkey_pass_the_kit_and_are_not_changed(server: RedisProcess)
     assert_as_documented("verify", done.stdout)
     verdicts = json.loads(done.stdout)
     assert len(verdicts) > 150
-    assert [one for one in verdicts if one["failure"]] == []
+    assert [verdict for verdict in verdicts if verdict["failure"]] == []
     assert client.keys("*") == [b"a user's"]
     with open_blocking_broker(server.url) as broker:
-        version = next(one.found for one in examine_server(broker) if one.what == "server version")
+        version = next(item.found for item in examine_server(broker) if item.what == "server version")
     about = client.info("server")
     own = f"valkey {about['valkey_version']}, compatible with Redis " if "valkey" in server.program else ""
     assert version == f"{own}{about['redis_version']}", "doctor calls it what it is"

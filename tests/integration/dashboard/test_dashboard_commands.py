@@ -37,9 +37,9 @@ def started(*words: str, lines: int = 1, stderr: Path | None = None) -> Iterator
 
 
 def address_in(text: str) -> str:
-    found = re.search(r"http://\S+", text)
-    assert found is not None, text
-    return found[0]
+    match = re.search(r"http://\S+", text)
+    assert match is not None, text
+    return match[0]
 
 
 def test_serve_can_serve_its_dashboard(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_serve_can_serve_its_dashboard(tmp_path: Path) -> None:
     secret.write_text("p@ss/word")
     words = ("serve", "--port", "0", "--password-file", str(secret), "--dashboard", "--dashboard-port", "0")
     with started(*words, lines=2) as (greeting, line):
-        found = re.search(r"127\.0\.0\.1:(\d+)", greeting)
-        assert found is not None
-        with open_blocking_broker(f"redis://:p%40ss%2Fword@127.0.0.1:{found[1]}") as broker:
+        match = re.search(r"127\.0\.0\.1:(\d+)", greeting)
+        assert match is not None
+        with open_blocking_broker(f"redis://:p%40ss%2Fword@127.0.0.1:{match[1]}") as broker:
             broker.xadd("orders", {"n": "1"})
         assert httpx.get(address_in(line)).status_code == 401, "the broker's password protects its data here as well"
         token = line.rpartition(" token ")[2].strip().removesuffix(")")

@@ -137,7 +137,7 @@ async def test_large_last_entry_is_transferred_once(redis_broker: Broker, redis_
     await redis_broker.xadd("long", {"x": b"x" * 8_000_000})
     await redis_broker.create_group("long", "g", start="0")
     await redis_broker.xreadgroup("long", "g", "c", count=1)
-    first = {one.name: one for one in await redis_broker.run(read_stream_stats, ["long"])}
+    first = {item.name: item for item in await redis_broker.run(read_stream_stats, ["long"])}
     assert first["long"].heavy
     assert first["long"].entries_added == 1_001
     before = await bytes_sent(redis_broker)

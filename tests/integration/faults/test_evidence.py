@@ -32,9 +32,9 @@ def lose_answers(request: Request) -> ProxyAnswer | None:
 async def payloads(servers: Servers, stream: str) -> dict[str, object]:
     async with open_broker(servers.url) as direct:
         entries = await direct.xrange(stream)
-    found = {codec("flat").decode(entry.fields).payload.decode(): entry.id for entry in entries}
-    assert len(found) == len(entries), "an entry is stored twice"
-    return found
+    result = {codec("flat").decode(entry.fields).payload.decode(): entry.id for entry in entries}
+    assert len(result) == len(entries), "an entry is stored twice"
+    return result
 
 
 async def test_abandoned_batch_is_not_mistaken_for_the_next_one(servers: Servers) -> None:
@@ -102,9 +102,9 @@ async def test_replay_interrupted_at_any_command_loses_no_dead_letter(servers: S
                     with contextlib.suppress(MillstreamError):
                         await DeadLetters(broker, stream).replay()
             dlq = DeadLetters(direct, stream)
-            left = {codec("flat").decode(letter.fields).payload for letter in await dlq.list()}
+            remaining = {codec("flat").decode(letter.fields).payload for letter in await dlq.list()}
             back = [codec("flat").decode(entry.fields).payload for entry in await direct.xrange(stream)][3:]
-            assert left | set(back) == {b"0", b"1", b"2"}, f"broken off at command {number}"
+            assert remaining | set(back) == {b"0", b"1", b"2"}, f"broken off at command {number}"
             await dlq.replay()
             assert await dlq.count() == 0
             again = [codec("flat").decode(entry.fields).payload for entry in await direct.xrange(stream)][3:]
@@ -146,11 +146,11 @@ async def dead_letter(broker: Broker, stream: str) -> None:
 async def test_rows_repeated_after_a_cancelled_call_are_stored_once(servers: Servers) -> None:
     """Cancels the call at every step, before and after the server has stored the rows."""
     chance = random.Random(7)
-    given = 0
+    delivered = 0
     async with open_broker(servers.url) as broker:
         once = broker.once_writer("rows", "w", 1)
         for _ in range(150):
-            rows = [{"n": given + n} for n in range(chance.randrange(1, 4))]
+            rows = [{"n": delivered + n} for n in range(chance.randrange(1, 4))]
             call = asyncio.create_task(once.append(rows))
             for _ in range(chance.randrange(12)):
                 await asyncio.sleep(0)
@@ -160,10 +160,10 @@ async def test_rows_repeated_after_a_cancelled_call_are_stored_once(servers: Ser
             await asyncio.wait([call])
             if call.cancelled():
                 await once.append(rows)
-            given += len(rows)
-            assert once.position == given
+            delivered += len(rows)
+            assert once.position == delivered
         await once.finish()
-        assert [int(entry.fields[b"n"]) for entry in await broker.xrange("rows")] == list(range(given))
+        assert [int(entry.fields[b"n"]) for entry in await broker.xrange("rows")] == list(range(delivered))
 
 
 async def test_cancelled_callers_do_not_affect_others(servers: Servers) -> None:

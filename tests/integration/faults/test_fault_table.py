@@ -143,17 +143,17 @@ async def waited(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
 @pytest.fixture(params=["loops", "threads"])
 def opened(request: pytest.FixtureRequest) -> Iterator[Callable[..., Broker | BlockingBroker]]:
     """Opens brokers of one kind, and closes them."""
-    some: list[Any] = []
+    batch: list[Any] = []
 
     def open_one(url: str, **options: Any) -> Broker | BlockingBroker:
         make: Any = open_broker if request.param == "loops" else open_blocking_broker
-        some.append(make(url, **options))
-        return some[-1]  # type: ignore[no-any-return]
+        batch.append(make(url, **options))
+        return batch[-1]  # type: ignore[no-any-return]
 
     yield open_one
-    for one in some:
-        if isinstance(one, BlockingBroker):
-            one.close()
+    for item in batch:
+        if isinstance(item, BlockingBroker):
+            item.close()
 
 
 async def stored(servers: Servers) -> list[bytes]:
@@ -209,7 +209,7 @@ async def test_faults_have_the_documented_consequences(
         assert not isinstance(got, MillstreamError), got
         assert there == (asked.stores or [b"new"])
         if phase is Phase.BLOCKED:
-            assert [one.fields for one in got] == [{b"n": b"new"}]
+            assert [entry.fields for entry in got] == [{b"n": b"new"}]
         return
     assert isinstance(got, fault.raises), got
     assert heard == 1, "asked again, though that cannot help"
@@ -258,7 +258,7 @@ async def test_endless_redirection_is_retryable(
 async def test_refused_login_is_permanent_and_delayed_login_is_transient(
     servers: Servers, opened: Callable[..., Broker | BlockingBroker]
 ) -> None:
-    """With a password the first command is AUTH: it meets the same faults."""
+    """With a password the first command is AUTH, which gets the same faults."""
     place = f"127.0.0.1:{each(servers)[0].port}"
     for fault in TABLE:
         if fault.connecting in (Follows.NEVER, Follows.PERHAPS) or not fault.text:

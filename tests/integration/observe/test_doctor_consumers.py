@@ -55,9 +55,9 @@ def test_consumer_that_waits_for_messages_is_alive(server: RedisProcess) -> None
             wait_until(lambda: waiting_clients(broker) == 1, what="the worker to wait for messages")
             # Before Redis 7.2 the idle time of such a consumer grows, as that of a killed one does.
             broker.create_consumer("orders", "billing", "w1")
-            [found] = of_group(broker)
-            assert found.level is Severity.ok
-            assert found.found.startswith("live consumers: 1,")
+            [result] = of_group(broker)
+            assert result.level is Severity.ok
+            assert result.found.startswith("live consumers: 1,")
 
 
 def test_killed_consumer_is_reported_as_dead(server: RedisProcess) -> None:
@@ -69,10 +69,10 @@ def test_killed_consumer_is_reported_as_dead(server: RedisProcess) -> None:
             killed.kill()
             killed.wait()
         wait_until(lambda: not broker.run(connected_clients, "orders"), what="the connections to be closed")
-        [found] = of_group(broker)
-        assert found.level is Severity.problem
-        assert "no live consumer" in found.found
-        assert "w1" in found.found
+        [result] = of_group(broker)
+        assert result.level is Severity.problem
+        assert "no live consumer" in result.found
+        assert "w1" in result.found
 
 
 def test_killed_consumer_is_not_counted_as_alive_next_to_a_live_one(server: RedisProcess) -> None:
@@ -85,5 +85,5 @@ def test_killed_consumer_is_not_counted_as_alive_next_to_a_live_one(server: Redi
             killed.kill()
             killed.wait()
             wait_until(lambda: waiting_clients(broker) == 1, what="the connection to be closed")
-            [found] = of_group(broker)
-            assert found.found.startswith("live consumers: 1,")
+            [result] = of_group(broker)
+            assert result.found.startswith("live consumers: 1,")

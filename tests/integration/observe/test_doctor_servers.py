@@ -18,6 +18,6 @@ def test_newer_commands_are_detected(fixture: str, commands: list[str], request:
     with open_blocking_broker(server.url) as broker:
         assert broker.run(known_commands, ["XADD", "XACKDEL", "XDELEX", "XNACK"]) == ["XADD", *commands]
         version = next(finding.found for finding in examine_server(broker) if finding.what == "server version")
-    shown = f"(with {', '.join(commands)})" if commands else ""
-    assert version.endswith(shown)
+    text = f"(with {', '.join(commands)})" if commands else ""
+    assert version.endswith(text)
     assert ("with" in version.partition("compatible")[0]) == bool(commands)

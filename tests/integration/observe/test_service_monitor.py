@@ -358,16 +358,16 @@ async def test_monitor_that_cannot_count_an_event_loses_no_message(redis_broker:
         monitor(name, **dict.fromkeys(values))
 
     redis_broker.context.observer = emits_none_values
-    seen: list[bytes] = []
+    received: list[bytes] = []
 
     async def handle(message: Message) -> None:
-        seen.append(message.payload)
+        received.append(message.payload)
 
     async with Publisher(redis_broker) as publisher:
         await publisher.publish("orders", *[Message(str(n).encode()) for n in range(100)])
     async with Subscriber(redis_broker, group="g", group_start="0", **QUICK) as subscriber:
         consuming = asyncio.create_task(subscriber.consume("orders", handle))
-        await eventually(lambda: len(seen) == 100)
+        await eventually(lambda: len(received) == 100)
         await subscriber.close()
         await consuming
 
@@ -469,14 +469,14 @@ async def test_owned_streams_are_not_reported_as_pending_messages() -> None:
         await broker.xreadgroup("plain-input", "plain-group", "worker")
         monitor.watch_streams(broker, "*-input")
         text = (await monitor.exposition())[0].decode()
-        seen = await broker.run(read_all_streams, "*-input")
+        previous = await broker.run(read_all_streams, "*-input")
     owned, plain = 'group="shop-group",stream="shop-input"', 'group="plain-group",stream="plain-input"'
     assert f"stream_group_oldest_pending_seconds{{{owned}}}" not in text
     assert f"stream_group_messages_pending{{{owned}}}" not in text
     assert f"stream_group_assigned_streams{{{owned}}} 1.0" in text
     assert f"stream_group_oldest_pending_seconds{{{plain}}}" in text
     assert f"stream_group_assigned_streams{{{plain}}}" not in text
-    by_stream = {row.stream: row for row in stream_rows(seen, None)}
+    by_stream = {row.stream: row for row in stream_rows(previous, None)}
     assert by_stream["shop-input"].oldest_pending_ms is None
     assert (by_stream["shop-input"].pending, by_stream["shop-input"].assigned_streams) == (0, 1)
     assert by_stream["plain-input"].oldest_pending_ms is not None

@@ -248,7 +248,7 @@ def test_batches_wait_for_the_lease_while_redis_is_away(tmp_path: Path, leases: 
 
 
 def test_run_with_a_checkpoint_in_a_store_does_not_start_while_redis_is_away(tmp_path: Path, leases: Any) -> None:
-    """Another process may run the pipeline, and there is no lock on the checkpoint that tells."""
+    """Another process may run the pipeline, and no lock on the checkpoint shows it."""
     server = RedisProcess(port=free_port())
     made = plan(server.url, tmp_path / "c")
     lease = leases(InStore, made)

@@ -110,7 +110,7 @@ def test_four_processes_share_the_work_while_they_are_killed_and_sigterm_comes_u
     print(f"billed when all had ended: {len(billed(client))} of 1,600")
     text = running.text()
     assert text.count("killed by SIGKILL") == 3
-    assert re.search(r"all workers have ended; \d+ messages? handed back", text)
+    assert re.search(r"all workers have ended; \d+ messages? returned to the group", text)
 
     running = run("--processes", "4")
     wait_until(lambda: running.ready(4), timeout_s=60)  # there may be nothing left to do
@@ -120,7 +120,7 @@ def test_four_processes_share_the_work_while_they_are_killed_and_sigterm_comes_u
     orders = [order for order, _ in billed(client)]
     assert sorted(orders) == list(range(1_600)), f"seed {seed}: an output travels with its acknowledgement, once"
     assert len({process for _, process in billed(client)}) >= 4
-    assert "all workers have ended; 0 messages handed back" in running.text()
+    assert "all workers have ended; 0 messages returned to the group" in running.text()
 
 
 def test_sigterm_drains_within_its_limit_and_reports_returned_messages(
@@ -132,7 +132,7 @@ def test_sigterm_drains_within_its_limit_and_reports_returned_messages(
     asyncio.run(publish(redis_server.url, 0, 5))
     wait_until(lambda: client.xpending("orders", "billing")["pending"] == 5, timeout_s=30)
     assert running.end() == 0, running.text()
-    assert "5 messages handed back" in running.text()
+    assert "5 messages returned to the group" in running.text()
     assert billed(client) == []
 
 

@@ -1,4 +1,4 @@
-"""``millstream run 2>&1 | less`` while nobody pages: standard error is a full pipe, and the work goes on."""
+"""``millstream run 2>&1 | less`` without paging: standard error is a full pipe, and the workers continue."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_workers_handle_messages_while_standard_error_is_not_read(
     assert running.wait(60) == 0
 
 
-def test_log_tells_how_many_lines_a_stalled_reader_cost(
+def test_log_reports_how_many_lines_were_dropped_for_a_stalled_reader(
     running: subprocess.Popen[bytes], redis_server: RedisProcess
 ) -> None:
     client = redis.Redis(port=redis_server.port)

@@ -11,9 +11,9 @@ from millstream.server import Server
 
 @pytest.fixture
 def embedded():
-    one = Embedded()
-    yield one
-    one.close()
+    first = Embedded()
+    yield first
+    first.close()
 
 
 @pytest.fixture

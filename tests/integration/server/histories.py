@@ -48,24 +48,24 @@ def make_history(embedded):
 
 def picture(client):
     """Everything that a client can see of the keys, without what depends on the time of looking."""
-    seen = {}
+    received = {}
     for key in sorted(client.keys("*")):
         kind = client.type(key)
         if kind == b"stream":
             full = client.execute_command("XINFO", "STREAM", key, "FULL", "COUNT", "0")
-            seen[key] = (_without_times(full), client.xrange(key))
+            received[key] = (_without_times(full), client.xrange(key))
         elif kind == b"string":
-            seen[key] = client.get(key)
+            received[key] = client.get(key)
         elif kind == b"hash":
-            seen[key] = client.hgetall(key)
+            received[key] = client.hgetall(key)
         elif kind == b"list":
-            seen[key] = client.lrange(key, 0, -1)
+            received[key] = client.lrange(key, 0, -1)
         elif kind == b"set":
-            seen[key] = client.smembers(key)
+            received[key] = client.smembers(key)
         else:
-            seen[key] = client.zrange(key, 0, -1, withscores=True)
-        seen[key, "expires"] = client.expiretime(key)
-    return seen
+            received[key] = client.zrange(key, 0, -1, withscores=True)
+        received[key, "expires"] = client.expiretime(key)
+    return received
 
 
 def _without_times(full):

@@ -26,7 +26,7 @@ def served():
     ids=lambda raw: repr(raw[:28]),
 )
 def test_announced_request_lengths_allocate_no_memory(served, raw):
-    """The peak of the whole process tells: a list of so many arguments would take 16 GB."""
+    """The peak memory of the process shows it: a list of so many arguments would take 16 GB."""
     before = peak_kb(served.pid)
     with Client(served.port) as villain:
         villain.send_raw(raw)

@@ -23,9 +23,9 @@ from millstream.testing.answering import AnsweringProxy, ProxyAnswer
 def source(tmp_path):
     """A directory with a history in it, and what clients saw of it."""
     embedded = Embedded(directory=tmp_path / "data")
-    seen = make_history(embedded)
+    previous = make_history(embedded)
     embedded.close()
-    return f"local://{tmp_path}/data", seen
+    return f"local://{tmp_path}/data", previous
 
 
 def target_pictures(redis_server):
@@ -33,10 +33,10 @@ def target_pictures(redis_server):
 
 
 def test_streams_groups_and_pending_lists_are_migrated(source, redis_server):
-    url, seen = source
+    url, previous = source
     reported = []
     report = migrate(url, redis_server.url, progress=lambda *facts: reported.append(facts))
-    assert target_pictures(redis_server) == seen
+    assert target_pictures(redis_server) == previous
     assert (report.streams, report.other_keys, report.skipped, report.databases) == (3, 7, 0, [0, 7])
     pending = sum(redis.Redis(port=redis_server.port).xpending("s", group)["pending"] for group in ("g", "idle"))
     assert (report.groups, report.pending) == (3, pending)
@@ -56,14 +56,14 @@ def test_existing_keys_are_refused_before_the_first_write(source, redis_server):
 
 
 def test_second_run_skips_equal_keys_and_refuses_different_ones(source, redis_server):
-    url, seen = source
+    url, previous = source
     migrate(url, redis_server.url)
     assert migrate(url, redis_server.url, skip_existing=True).skipped == 10
     client = redis.Redis(port=redis_server.port)
     client.delete("hash", "s")
     report = migrate(url, redis_server.url, skip_existing=True)
     assert (report.skipped, report.streams, report.other_keys) == (8, 1, 1)
-    assert target_pictures(redis_server) == seen
+    assert target_pictures(redis_server) == previous
     client.xack("s", "g", client.xpending_range("s", "g", "-", "+", 1)[0]["message_id"])
     with pytest.raises(KeysExist):
         migrate(url, redis_server.url, skip_existing=True)
@@ -88,11 +88,11 @@ def test_differences_in_the_target_are_detected(source, redis_server, monkeypatc
 
     def meddling(ask, key):
         client = redis.Redis(port=redis_server.port)
-        if not seen and client.exists("s"):
-            seen.append(meddle(client))
+        if not previous and client.exists("s"):
+            previous.append(meddle(client))
         return real_fingerprint(ask, key)
 
-    seen, real_fingerprint = [], migration.fingerprint
+    previous, real_fingerprint = [], migration.fingerprint
     monkeypatch.setattr(migration, "fingerprint", meddling)
     with pytest.raises(MigrationFailed, match=r"key 's' was not copied"):
         migrate(url, redis_server.url)
@@ -167,7 +167,7 @@ def test_interrupted_migration_continues_with_a_second_run(tmp_path, redis_serve
 
 def test_target_lost_during_a_comparison_ends_the_migration(source, redis_server, monkeypatch):
     """It was copied but could not be compared: the next run finds it equal."""
-    url, seen = source
+    url, previous = source
     cut = ProxyAnswer(forward=False, cut=True)
 
     def after_the_first_name(request):
@@ -181,7 +181,7 @@ def test_target_lost_during_a_comparison_ends_the_migration(source, redis_server
     monkeypatch.undo()
     assert exit_code(caught.value) == UNREACHABLE
     migrate(url, redis_server.url, skip_existing=True)
-    assert target_pictures(redis_server) == seen
+    assert target_pictures(redis_server) == previous
 
 
 def test_foreign_key_is_not_mistaken_for_an_interrupted_copy(source, redis_server):
@@ -221,7 +221,7 @@ def test_source_directory_must_not_be_open(tmp_path, redis_server):
 
 
 def test_several_databases_need_a_target_url_without_database(source, redis_server):
-    with pytest.raises(InvalidArgument, match=r"databases \[0, 7\] are in use"):
+    with pytest.raises(InvalidArgument, match=r"the source uses databases \[0, 7\]"):
         migrate(source[0], f"{redis_server.url}/3")
 
 

@@ -195,8 +195,8 @@ def test_journal_cannot_be_enabled_without_a_directory():
     reply = embedded.execute(embedded.session(), (b"CONFIG", b"SET", b"appendonly", b"yes"))
     assert isinstance(reply, ErrorReply)
     assert "--dir" in reply.text
-    shown = embedded.execute(embedded.session(), (b"CONFIG", b"GET", b"appendonly"))
-    assert list(shown) == [b"appendonly", b"no"]
+    text = embedded.execute(embedded.session(), (b"CONFIG", b"GET", b"appendonly"))
+    assert list(text) == [b"appendonly", b"no"]
     embedded.close()
 
 

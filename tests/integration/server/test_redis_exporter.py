@@ -25,7 +25,7 @@ SUMS = f"""{MODULE} {VERSION} h1:Z60r78IW+OqHz0v8Ocfg8Nz7wKz7NB9+eJa+EkQQicQ=
 
 @pytest.fixture(scope="module")
 def exporter(tmp_path_factory):
-    """The program. Skips where there is no Go, or no way to its modules."""
+    """The program. Skips if Go is not installed or its modules cannot be downloaded."""
     if shutil.which("go") is None:
         pytest.skip("there is no Go on this machine to build redis_exporter with")
     place = tmp_path_factory.mktemp("exporter")

@@ -90,8 +90,8 @@ async def clients(broker: Broker) -> dict[bytes, bytes]:
 
 async def calls(broker: Broker, command: bytes) -> int:
     reply: bytes = await broker.transport.call(Command((b"INFO", b"commandstats")))
-    _, found, rest = reply.partition(b"cmdstat_" + command + b":calls=")
-    return int(rest.split(b",")[0]) if found else 0
+    _, result, remaining = reply.partition(b"cmdstat_" + command + b":calls=")
+    return int(remaining.split(b",")[0]) if result else 0
 
 
 async def test_lease_is_released_after_the_read_of_its_stream_has_returned(

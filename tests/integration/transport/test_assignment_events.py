@@ -134,6 +134,6 @@ async def test_start_returns_after_the_first_placement(redis_url: str) -> None:
         await client.announce("s")
         notifications = await asyncio.wait_for(client.start(), 60)
         assert client.owned.keys() == {"s"}
-        assert [one.stream for one in [await anext(notifications)]] == ["s"]
+        assert [item.stream for item in [await anext(notifications)]] == ["s"]
         await client.close()
-        assert [one async for one in notifications] == []
+        assert [notification async for notification in notifications] == []

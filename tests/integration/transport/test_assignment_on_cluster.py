@@ -65,8 +65,8 @@ async def test_member_keeps_its_streams_while_a_slot_moves(resharded_cluster: Cl
         ask(target, "SCRIPT", "FLUSH")
         cluster.begin_move(slot, target)
         await client.announce("moving-new")
-        seen = event_counts["assignment.renewed"]
-        await eventually(lambda: event_counts["assignment.renewed"] > seen + 3, what="renewals go on", timeout_s=60)
+        previous = event_counts["assignment.renewed"]
+        await eventually(lambda: event_counts["assignment.renewed"] > previous + 3, what="renewals go on", timeout_s=60)
         assert {name: client.owned[name] for name in tokens} == tokens
         assert client.ready
         cluster.end_move(slot, target)

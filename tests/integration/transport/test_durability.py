@@ -108,12 +108,12 @@ def test_repeated_write_is_confirmed_only_by_replicas_that_have_it(
 ) -> None:
     """A server newer than Redis 7.0 waits for nothing where the connection that asks has written nothing."""
     primary, replica = pair
-    write, one = REPEATABLE[name], replicated(1, timeout_ms=300)
+    write, first = REPEATABLE[name], replicated(1, timeout_ms=300)
     replica.signal(signal.SIGSTOP)
     try:
         for _ in range(2):  # each with a connection of its own, as a task that is tried again has
             with open_blocking_broker(primary.url) as broker, pytest.raises(DurabilityUnavailable):
-                write(broker, one)
+                write(broker, first)
     finally:
         replica.signal(signal.SIGCONT)
     with open_blocking_broker(primary.url) as broker:
@@ -146,9 +146,9 @@ async def test_lost_connection_during_wait_confirms_nothing(
 
 
 def blocked(server: RedisProcess) -> int:
-    found = re.search(rb"blocked_clients:([0-9]+)", ask(server, "INFO", "clients"))
-    assert found is not None
-    return int(found[1])
+    match = re.search(rb"blocked_clients:([0-9]+)", ask(server, "INFO", "clients"))
+    assert match is not None
+    return int(match[1])
 
 
 @pytest.mark.parametrize("name", REPEATABLE)

@@ -1,4 +1,4 @@
-"""Failures on real sockets by kind: which are retried, and what the error says."""
+"""Failures on real sockets by kind: which are retried, and the error messages."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_idempotent_commands_are_repeated() -> None:
 
 
 async def test_silent_server_is_detected() -> None:
-    """A reader must come back within its own time and a grace, and not hang for hours."""
+    """A reader must return within its block time and a grace period, and not hang for hours."""
     with played(lambda connection, number: None) as (port, _):
         url = f"redis://127.0.0.1:{port}"
         async with open_broker(url, deadline_ms=1, limits=QUICK) as broker, asyncio.timeout(90):
@@ -289,7 +289,7 @@ async def test_partly_refused_batch_continues_at_the_refused_command() -> None:
     with played(half) as (port, received):
         async with open_broker(f"redis://127.0.0.1:{port}", deadline_ms=30_000) as broker:
             ids = await broker.xadd_many("s", [{"n": b"one"}, {"n": b"two"}, {"n": b"three"}])
-    assert [str(one) for one in ids] == ["1-1", "1-2", "1-3"]
+    assert [str(entry_id) for entry_id in ids] == ["1-1", "1-2", "1-3"]
     assert b"one" not in received[1]
     assert received[1].index(b"two") < received[1].index(b"three")
 
@@ -304,7 +304,7 @@ async def test_lost_reply_inside_a_batch_is_not_repeated() -> None:
         async with open_broker(f"redis://127.0.0.1:{port}", deadline_ms=30_000) as broker:
             with pytest.raises(OutOfMemory) as caught:
                 await broker.xadd_many("s", [{"n": 1}, {"n": 2}, {"n": 3}])
-    assert [str(one) for one in vars(caught.value)["ids"]] == ["1-1", "None", "1-2"]
+    assert [str(var) for var in vars(caught.value)["ids"]] == ["1-1", "None", "1-2"]
     assert len(received) == 1
 
 
@@ -337,7 +337,7 @@ async def test_noreplicas_is_retried() -> None:
         async with open_broker(server.url, deadline_ms=60_000, observer=retries) as broker:
             adding = asyncio.create_task(broker.xadd("s", {"n": 2}))
             await eventually(lambda: len(retries.reasons) > 1, what="two refusals")
-            assert all("NOREPLICAS" in one for one in retries.reasons)
+            assert all("NOREPLICAS" in reason for reason in retries.reasons)
             ask(server, "CONFIG", "SET", "min-replicas-to-write", "0")
             await adding
             assert [entry.fields for entry in await broker.xrange("s")] == [{b"n": b"2"}]

@@ -73,13 +73,13 @@ async def test_every_companion_key_has_a_bound(redis_server: RedisProcess) -> No
             await eventually(
                 lambda: client.exists("{orders}.made:billing"), what="the group is recreated", timeout_s=60
             )
-            seen = companions(client)
+            previous = companions(client)
         await eventually(lambda: "owned" in assigned.owned, what="the stream has an owner", timeout_s=60)
         await broker.run(retention.retain, "orders-2", keep_acked_ms=60_000)
         await broker.xadd("orders-2", {"n": 2})
         await broker.run(retention.retain, "orders-2", hard_max_len=0)
         unbounded = keys_without_ttl(client)
-        seen |= companions(client)
+        previous |= companions(client)
         await assigned.close()
         async for _ in notifications:
             pass
@@ -88,7 +88,7 @@ async def test_every_companion_key_has_a_bound(redis_server: RedisProcess) -> No
     assert unbounded <= {"dlq", "later", "dropped"}
     assert keys_without_ttl(client) <= {"dlq", "later", "dropped"}
     legend = {line.suffix for line in LEGEND}
-    assert legend - seen - ELSEWHERE.keys() - SHORT_LIVED == set(), "no test shows the bound of these"
+    assert legend - previous - ELSEWHERE.keys() - SHORT_LIVED == set(), "no test shows the bound of these"
     client.flushdb()
 
 
@@ -129,7 +129,7 @@ def companions(client: redis.Redis) -> set[str]:
 
 def keys_without_ttl(client: redis.Redis) -> set[str]:
     """The legend's names of companion keys without a time to live. Fails for a key that the legend does not name."""
-    found = set()
+    result = set()
     for raw in client.scan_iter():
         if client.type(raw) == b"stream" and not raw.endswith(b".dlq"):
             continue
@@ -137,8 +137,8 @@ def keys_without_ttl(client: redis.Redis) -> set[str]:
         suffix = "lock" if "<MUTEX_KEY_SEP>" in name else suffix_of(name)  # a lock of the Go client's form
         assert not suffix.startswith("?"), f"{name} is in no legend"
         if client.pttl(raw) < 0:
-            found.add(suffix)
-    return found
+            result.add(suffix)
+    return result
 
 
 def pattern(suffix: str) -> str:

@@ -166,7 +166,8 @@ async def test_key_of_a_slot_that_moves_is_reported(resharded_cluster: ClusterSe
 
 
 async def test_reports_between_replies_in_any_pieces() -> None:
-    """Literal bytes: a report before a reply, one that follows it at once, and one alone, a byte at a time."""
+    """Literal bytes, one at a time: a report before a reply, a report directly after it, and a report without a
+    reply."""
     reports_alone = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -44,7 +44,7 @@ def slow_to_load(request: pytest.FixtureRequest) -> Iterator[tuple[RedisProcess,
 
 @asynccontextmanager
 async def restarting(server: RedisProcess) -> AsyncIterator[None]:
-    """Killed, and on its way back; at the end it answers again."""
+    """Kills the server and restarts it; at the end of the block it replies again."""
     server.kill()
     # It looks at its clients after every 1,024 commands that it has read: a few times in all.
     start = asyncio.create_task(asyncio.to_thread(server.start, "--key-load-delay", str(int(LOADING_S * 1e6 / KEYS))))
@@ -98,7 +98,7 @@ async def test_confirmed_writes_survive_every_restart(slow_to_load: tuple[RedisP
             try:
                 for _ in range(KILLS):
                     before = len(confirmed)
-                    await eventually(lambda most=before + 200: len(confirmed) > most, what="publishes before a kill")
+                    await eventually(lambda limit=before + 200: len(confirmed) > limit, what="publishes before a kill")
                     async with restarting(server):
                         pass
                 before = len(confirmed)

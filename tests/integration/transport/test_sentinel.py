@@ -12,7 +12,7 @@ from millstream.testing.topologies import ask
 
 
 async def test_cluster_failover_loses_no_confirmed_write(sentinel: SentinelSetup) -> None:
-    """Writes go on after the primary died; what was confirmed by the replica is still there."""
+    """Writes continue after the primary died, and writes that the replica confirmed are not lost."""
     ledger = DeliveryLedger()
     async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
         await broker.create_group("orders", "g", start="0")
@@ -26,8 +26,8 @@ async def test_cluster_failover_loses_no_confirmed_write(sentinel: SentinelSetup
         ledger.sending(20)
         await broker.append_once("orders", "w", 1, 0, [{"n": 20}])
         ledger.confirmed(20)
-        found = [int(entry.fields[b"n"]) for entry in await broker.xrange("orders")]
-        balance = ledger.balance(found)
+        stored = [int(entry.fields[b"n"]) for entry in await broker.xrange("orders")]
+        balance = ledger.balance(stored)
         assert balance.exactly_once, balance
         assert len(await broker.xreadgroup("orders", "g", "c", count=100)) == 21
 
@@ -48,8 +48,8 @@ async def test_writes_confirmed_by_a_majority_survive_a_crash() -> None:
             finally:
                 behind.signal(signal.SIGCONT)
             await asyncio.to_thread(setup.failover)
-            found = [int(entry.fields[b"n"]) for entry in await broker.xrange("orders")]
-    assert found == list(range(20))
+            stored = [int(entry.fields[b"n"]) for entry in await broker.xrange("orders")]
+    assert stored == list(range(20))
 
 
 async def test_demoted_primary_is_abandoned(sentinel: SentinelSetup) -> None:
@@ -78,12 +78,12 @@ async def test_unreachable_primary_is_abandoned(sentinel: SentinelSetup) -> None
         await broker.xadd("orders", {"n": 1})
         with open_blocking_broker(sentinel.replica.url) as new:
             await eventually(lambda: new.xlen("orders") == 1, what="replication")
-            for one in sentinel.sentinels:
-                ask(one, "SENTINEL", "REMOVE", "millstream")
+            for item in sentinel.sentinels:
+                ask(item, "SENTINEL", "REMOVE", "millstream")
             ask(sentinel.replica, "REPLICAOF", "NO", "ONE")
             ask(sentinel.primary, "CONFIG", "SET", "min-replicas-to-write", "1")
-            for one in sentinel.sentinels:
-                ask(one, "SENTINEL", "MONITOR", "millstream", "127.0.0.1", str(sentinel.replica.port), "2")
+            for item in sentinel.sentinels:
+                ask(item, "SENTINEL", "MONITOR", "millstream", "127.0.0.1", str(sentinel.replica.port), "2")
 
             await broker.xadd("orders", {"n": 2})
 
@@ -100,7 +100,7 @@ def test_blocking_transport_continues_without_a_dead_sentinel(sentinel: Sentinel
 
 
 async def test_redis_py_sentinel_clients_are_accepted(sentinel: SentinelSetup) -> None:
-    places = [("127.0.0.1", one.port) for one in sentinel.sentinels]
+    places = [("127.0.0.1", item.port) for item in sentinel.sentinels]
 
     from redis.asyncio.sentinel import Sentinel as AsyncSentinel
     from redis.sentinel import Sentinel
@@ -112,8 +112,8 @@ async def test_redis_py_sentinel_clients_are_accepted(sentinel: SentinelSetup) -
 
 
 async def test_transport_switches_to_a_new_primary_at_once(sentinel: SentinelSetup) -> None:
-    """The old primary hangs: its connection is open, but it does not reply. Waiting callers learn of the new
-    one from the sentinels."""
+    """The old primary hangs: its connection is open, but it does not reply. Waiting callers are switched to the new
+    primary that the sentinels report."""
     patient = Limits(answer_ms=3_600_000)
     async with open_broker(sentinel.url, deadline_ms=60_000, limits=patient) as broker:
         with open_blocking_broker(sentinel.url, deadline_ms=60_000, limits=patient) as blocking:
@@ -130,16 +130,16 @@ async def test_transport_switches_to_a_new_primary_at_once(sentinel: SentinelSet
                 await asyncio.wait_for(calls, 60)
             finally:
                 sentinel.primary.signal(signal.SIGCONT)
-            found = sorted(int(entry.fields[b"n"]) for entry in await broker.xrange("orders"))
-            assert found[-2:] == [3, 4]
+            stored = sorted(int(entry.fields[b"n"]) for entry in await broker.xrange("orders"))
+            assert stored[-2:] == [3, 4]
 
 
 def _listeners(sentinel: SentinelSetup) -> int:
-    return sum(_listens(one) for one in sentinel.sentinels)
+    return sum(_listens(item) for item in sentinel.sentinels)
 
 
-def _listens(one: RedisProcess) -> int:
-    clients: bytes = ask(one, "CLIENT", "LIST")
+def _listens(first: RedisProcess) -> int:
+    clients: bytes = ask(first, "CLIENT", "LIST")
     return clients.count(b" sub=1 ")
 
 
@@ -147,7 +147,7 @@ async def test_dead_sentinel_is_replaced_by_another_one(sentinel: SentinelSetup)
     async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
         await broker.ping()
         await eventually(lambda: _listeners(sentinel) == 1, what="the link to listen to a sentinel")
-        told_by = next(one for one in sentinel.sentinels if _listens(one))
+        told_by = next(item for item in sentinel.sentinels if _listens(item))
         told_by.kill()
         sentinel.sentinels.remove(told_by)
         await eventually(lambda: _listeners(sentinel) == 1, what="the link to listen to another sentinel")
@@ -156,8 +156,8 @@ async def test_dead_sentinel_is_replaced_by_another_one(sentinel: SentinelSetup)
 
 async def test_sentinel_that_refuses_the_subscription_is_retried(sentinel: SentinelSetup) -> None:
     """Meanwhile the primary is found by polling. After the rights are corrected, transports receive switches."""
-    for one in sentinel.sentinels:
-        ask(one, "ACL", "SETUSER", "default", "-subscribe")
+    for item in sentinel.sentinels:
+        ask(item, "ACL", "SETUSER", "default", "-subscribe")
     async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
         with open_blocking_broker(sentinel.url, deadline_ms=60_000) as blocking:
             await broker.xadd("orders", {"n": 1})
@@ -165,8 +165,8 @@ async def test_sentinel_that_refuses_the_subscription_is_retried(sentinel: Senti
             await eventually(lambda: _refused(sentinel) >= 4, what="both links to be refused, and to ask again")
             assert await broker.xlen("orders") == 2
             assert await asyncio.to_thread(blocking.xlen, "orders") == 2
-            for one in sentinel.sentinels:
-                ask(one, "ACL", "SETUSER", "default", "+subscribe")
+            for item in sentinel.sentinels:
+                ask(item, "ACL", "SETUSER", "default", "+subscribe")
             await eventually(lambda: _listeners(sentinel) == 2, what="both links to listen to a sentinel")
     await eventually(lambda: _listeners(sentinel) == 0, what="the closed links to listen no more")
 

@@ -45,7 +45,7 @@ def tls_server(files: Path, name: str) -> tuple[int, RedisProcess]:
 
 @pytest.fixture(scope="module")
 def ports(files: Path, shared_redis: RedisProcess) -> Iterator[dict[str, int]]:
-    """A server that speaks TLS and asks for certificates, one whose own has expired, and one without TLS."""
+    """A TLS server that requires client certificates, one with an expired certificate, and one without TLS."""
     tls, server = tls_server(files, "server")
     old, expired = tls_server(files, "expired")
     with server, expired:

@@ -36,7 +36,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tls_port(certificates: Path, shared_redis: RedisProcess) -> Iterator[int]:
-    """A server that speaks TLS only, and asks clients for a certificate."""
+    """A server that accepts only TLS and requires a client certificate."""
     port = free_port()
     options = ["--tls-port", str(port), "--tls-auth-clients", "yes"]
     options += ["--tls-cert-file", str(certificates / "server.pem"), "--tls-key-file", str(certificates / "server.key")]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = str(Path(__file__).parent)
 SOURCE = str(Path(__file__).parents[3] / "src")
-# Spark's Python workers are processes of their own: they find modules by the environment alone.
+# Spark's Python workers are separate processes, which find modules only through the environment.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([HERE, SOURCE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 )

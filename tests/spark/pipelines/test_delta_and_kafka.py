@@ -59,8 +59,8 @@ def write_spec(where: Path, name: str, source: dict[str, Any], sink: dict[str, A
     return str(file)
 
 
-def with_jars(found: list[Path], **conf: str) -> dict[str, str]:
-    return {"spark.jars": ",".join(map(str, found)), **conf}
+def with_jars(result: list[Path], **conf: str) -> dict[str, str]:
+    return {"spark.jars": ",".join(map(str, result)), **conf}
 
 
 def in_42(commands: Any, *words: str) -> Command:  # noqa: F811
@@ -108,11 +108,11 @@ def test_exactly_once_into_delta_under_kills(
         killed += 1
     last = in_42(commands, file, "--once")
     assert last.wait(400) == 0, last.log.read_text()[-3000:]
-    found = Counter(json.loads(row)["n"] for row in read_delta(table, conf))
-    twice = sum(count > 1 for count in found.values())
-    print(f"LEDGER delta rows={ROWS} kills={killed} found={sum(found.values())} twice={twice}")
+    result = Counter(json.loads(row)["n"] for row in read_delta(table, conf))
+    twice = sum(count > 1 for count in result.values())
+    print(f"LEDGER delta rows={ROWS} kills={killed} found={sum(result.values())} twice={twice}")
     assert killed, "nothing was killed: the test shows nothing"
-    assert found == Counter(range(ROWS))
+    assert result == Counter(range(ROWS))
 
 
 def commits_of(table: Path) -> int:
@@ -212,11 +212,11 @@ def test_kafka_as_a_sink_and_as_a_source_whose_events_keep_their_ids(
         for path in (commits / "0", commits / ".0.crc"):
             path.unlink(missing_ok=True)
         time.sleep(0.01)
-    found = [json.loads(entry["event"]) for entry in entries(client)]
+    result = [json.loads(entry["event"]) for entry in entries(client)]
     numbers = sorted(int(json.loads(entry["event"])["id"].rpartition(":")[2]) for entry in entries(client))
-    print(f"LEDGER kafka rows={ROWS} found={len(found)} replays=1")
+    print(f"LEDGER kafka rows={ROWS} found={len(result)} replays=1")
     assert ids[0] == ids[1], "a replay added something"
     assert len(set(ids[0])) == ROWS
     assert all(each.startswith("kafka:orders:") for each in ids[0]), ids[0][:3]
-    assert {document["source"]["table"] for document in found} == {"customers", "orders", "payments"}
+    assert {document["source"]["table"] for document in result} == {"customers", "orders", "payments"}
     assert len(numbers) == ROWS

@@ -59,24 +59,24 @@ def test_native(spark: SparkSession) -> None:
         "before": None,
         "after": ROW,
     }
-    assert [one["op"] for one in native] == ["c", "u", "d", "r", "t", "c"]
+    assert [item["op"] for item in native] == ["c", "u", "d", "r", "t", "c"]
     assert (native[5]["id"], native[5]["source"]["table"], native[5]["ts_ms"]) == ('odd"id\\', 'ta"ble', None)
     assert native[3]["source"] == {"name": "s", "schema": "public", "table": "orders"}
 
 
 def test_a_member_that_is_null_leaves_no_comma_behind(spark: SparkSession) -> None:
     names = ("name", "db", "schema", "table")
-    given = [dict(zip(names, values, strict=True)) for values in itertools.product((None, 'a"b'), repeat=len(names))]
-    for text, source in zip(texts(spark, "native", [event(1, {}, **each) for each in given]), given, strict=True):
-        shown = json.dumps({name: value for name, value in source.items() if value is not None}, separators=(",", ":"))
-        assert text == f'{{"id":"s:1","op":"c","ts_ms":1001,"source":{shown},"before":null,"after":{{}}}}'
+    options = [dict(zip(names, values, strict=True)) for values in itertools.product((None, 'a"b'), repeat=len(names))]
+    for text, source in zip(texts(spark, "native", [event(1, {}, **each) for each in options]), options, strict=True):
+        output = json.dumps({name: value for name, value in source.items() if value is not None}, separators=(",", ":"))
+        assert text == f'{{"id":"s:1","op":"c","ts_ms":1001,"source":{output},"before":null,"after":{{}}}}'
 
 
 def test_any_id_survives_the_round_trip(spark: SparkSession) -> None:
     hostile = ['"', "\\", "\x00", "\x1f\n\t", "\x7f", "\u2028", "é😀", "", 'a"b\\"c', "\\u0041", "\\"]
     for envelope in ("native", "cloudevents"):
         made = written(spark, envelope, [event(1, {}, id=each, table=each or None) for each in hostile])
-        assert [one["id"] for one in made] == hostile
+        assert [item["id"] for item in made] == hostile
 
 
 def test_headers_can_hold_any_text(spark: SparkSession) -> None:
@@ -90,7 +90,7 @@ def test_headers_can_hold_any_text(spark: SparkSession) -> None:
     rows = [event(1, {}, table='ta"ble', key="k\n"), event(2, {}, table=None, db=None), event(3, {}, op=None)]
     made = [json.loads(row["headers"]) for row in sink.prepare(events(spark, rows), "").collect()]
     kind = {"content-type": "application/json"}
-    assert [{name: value for name, value in one.items() if value} for one in made] == [
+    assert [{name: value for name, value in item.items() if value} for item in made] == [
         {**kind, "table": 'ta"ble', "op": "c", "key": "k\n", "where": "shop"},
         {**kind, "op": "c"},
         {**kind, "table": "orders", "where": "shop"},
@@ -111,8 +111,8 @@ def test_debezium(spark: SparkSession) -> None:
 
 def test_cloudevents(spark: SparkSession) -> None:
     made = written(spark, {"type": "cloudevents", "type_prefix": "com.acme"}, EVENTS)
-    kinds = [one["type"] for one in made[:5]]
-    assert kinds == [f"com.acme.orders.{what}" for what in ("created", "updated", "deleted", "snapshot", "truncated")]
+    kinds = [item["type"] for item in made[:5]]
+    assert kinds == [f"com.acme.orders.{item}" for item in ("created", "updated", "deleted", "snapshot", "truncated")]
     first = made[0]
     assert (first["specversion"], first["id"], first["source"], first["subject"]) == (
         "1.0",
@@ -138,8 +138,8 @@ def test_written_envelopes_can_be_read(spark: SparkSession, envelope: Any) -> No
         back = read(spark, documents, form)
         assert [row["error"] for row in back] == [None] * 5
         for name in ("op", "ts_ms", "before", "after"):
-            given = [json.loads(e[name]) if name in ("before", "after") and e[name] else e[name] for e in EVENTS[:5]]
-            assert [row[name] for row in back] == given, name
+            values = [json.loads(e[name]) if name in ("before", "after") and e[name] else e[name] for e in EVENTS[:5]]
+            assert [row[name] for row in back] == values, name
         assert [row["id"] for row in back] == [f"p:{n}" for n in range(5)]
 
 

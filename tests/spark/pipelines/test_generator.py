@@ -36,7 +36,7 @@ def test_rows_equal_those_of_earlier_versions(spark: SparkSession) -> None:
     assert told_so_far == "985a34c642d1cceed0b26ded53262477aa5b32052f81c355e983325ae9d2faf6"
 
 
-def test_rows_live_change_and_go_in_order(spark: SparkSession) -> None:
+def test_rows_are_created_changed_and_deleted_in_order(spark: SparkSession) -> None:
     rows = events_of(spark, 1000)
     assert {row["op"] for row in rows} == {"c", "u", "d"}
     assert len({row["id"] for row in rows}) == 1000

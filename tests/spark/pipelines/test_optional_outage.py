@@ -48,7 +48,7 @@ def test_sink_restarts(spark: SparkSession, redis_server: RedisProcess, tmp_path
         finally:
             runner.close()
         assert states == ["running", "stopped"], "nothing was started again"
-        found = numbers(theirs)
-        print(f"LEDGER outage_s={OUTAGE_S} delivered={len(found)} required={client.xlen('out')}")
-        assert found == list(range(len(found)))
+        result = numbers(theirs)
+        print(f"LEDGER outage_s={OUTAGE_S} delivered={len(result)} required={client.xlen('out')}")
+        assert result == list(range(len(result)))
         assert numbers(client) == list(range(client.xlen("out")))

@@ -37,7 +37,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(location)], check=False)
 
 
-def test_full_disk_costs_only_the_optional_sink_its_batches(
+def test_full_disk_drops_batches_of_the_optional_sink_only(
     spark: SparkSession, redis_server: RedisProcess, small_disk: Path
 ) -> None:
     """The checkpoint is on the same disk. The optional sink never replies; the required one gets every row."""
@@ -76,7 +76,7 @@ class Watched:
         return self.runner.runs["orders"].status().sinks[sink]
 
 
-def test_an_optional_sink_with_a_wrong_password_is_parked_and_can_be_started_again(
+def test_an_optional_sink_with_a_wrong_password_stops_and_can_be_started_again(
     spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     client = redis.Redis(port=redis_server.port)

@@ -40,15 +40,15 @@ class InAnyCommand:
     def __init__(self, fault: FaultRow, port: int) -> None:
         phases = [phase for phase in (Phase.COMMAND, Phase.TRANSACTION) if fault.follows(phase) in PASSES]
         self._plantings = [Planting(fault, phase, port) for phase in phases]
-        for one in self._plantings:
-            one.begun = True
+        for planting in self._plantings:
+            planting.begun = True
 
     def __call__(self, request: Request) -> ProxyAnswer | None:
-        return next((answer for one in self._plantings if (answer := one(request)) is not None), None)
+        return next((answer for planting in self._plantings if (answer := planting(request)) is not None), None)
 
     @property
     def refused(self) -> int:
-        return sum(one.refused for one in self._plantings)
+        return sum(planting.refused for planting in self._plantings)
 
 
 def test_pipeline_survives_every_transient_error(
@@ -85,6 +85,6 @@ def test_pipeline_survives_every_transient_error(
     assert run.state == "finished", run.error
     print(f"LEDGER pipeline cells={len(planted)}")
     assert not todo
-    assert not [what for what, planting in planted if not planting.refused], "these were never met"
+    assert not [item for item, planting in planted if not planting.refused], "these were never met"
     ids = [entry["id"] for entry in entries(client)]
     assert len(ids) == len(set(ids)) == client.xlen("in")

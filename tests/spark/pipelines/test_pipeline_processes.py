@@ -87,7 +87,7 @@ def spec(where: Path, generator: str = "{rows: 200}", conf: str = "{}") -> str:
     return str(file)
 
 
-def test_metrics_steering_and_sigterm(commands: Any, redis_server: RedisProcess, tmp_path: Path) -> None:
+def test_metrics_http_control_and_sigterm(commands: Any, redis_server: RedisProcess, tmp_path: Path) -> None:
     client, port = redis.Redis(port=redis_server.port), free_port()
     file = spec(tmp_path, "{rows: 1000000, rate: 500}")
     command = commands("run", file, "--http-port", str(port), REDIS_URI=redis_server.url)

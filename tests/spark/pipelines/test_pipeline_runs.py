@@ -26,7 +26,7 @@ def client(redis_server: RedisProcess) -> redis.Redis:
     return redis.Redis(port=redis_server.port)
 
 
-def test_from_generator_to_stream_and_what_its_consumers_expect(
+def test_generator_to_stream_has_the_fields_that_consumers_expect(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     facts = run_once(spark, pipeline(tmp_path, sinks=[redis_sink(redis_url)]))
@@ -43,15 +43,15 @@ def test_from_generator_to_stream_and_what_its_consumers_expect(
 
     # A typical consumer: a group from the beginning, the event as JSON, its id for idempotence.
     client.xgroup_create("out", "readers", id="0")
-    seen: set[str] = set()
+    received: set[str] = set()
     handled = []
     while answer := client.xreadgroup("readers", "one", {"out": ">"}, count=50):
         for _, messages in answer.items() if isinstance(answer, dict) else answer:
             for message_id, data in messages[0] if isinstance(answer, dict) else messages:
                 event = json.loads(data[b"event"])
-                if event["id"] not in seen:
+                if event["id"] not in received:
                     handled.append(event)
-                    seen.add(event["id"])
+                    received.add(event["id"])
                 client.xack("out", "readers", message_id)
     assert len(handled) == 300
     assert client.xpending("out", "readers")["pending"] == 0
@@ -318,9 +318,9 @@ def test_lag_is_known_where_the_source_is_ours(
     for number in range(120):
         client.xadd("in", {"event": json.dumps({"n": number})})
     ours = {"type": "redis", "config": {"uri": redis_url, "stream": "in"}}
-    one = pipeline(tmp_path, "one", source=ours, sinks=[redis_sink(redis_url)])
+    first = pipeline(tmp_path, "one", source=ours, sinks=[redis_sink(redis_url)])
     other = pipeline(tmp_path, "other", sinks=[redis_sink(redis_url, stream="other")])
-    runner = Runner([one, other], session=spark).start()
+    runner = Runner([first, other], session=spark).start()
     try:
         wait_until(lambda: client.xlen("out") == 120 and client.xlen("other") == 300, what="everything", timeout_s=90)
 
@@ -355,16 +355,16 @@ def test_pause_and_resume_between_batches(
         runner.close()
 
 
-def test_two_pipelines_in_one_session_do_not_disturb_each_other(
+def test_two_pipelines_in_one_session_do_not_affect_each_other(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     sql = [{"type": "sql", "query": "SELECT id, op, `table`, after FROM events WHERE `table` = 'orders'"}]
     bad = {"type": "redis", "config": {"uri": redis_url, "stream": "in"}}
     client.xadd("in", {"event": "no json"})
-    one = pipeline(tmp_path, "one", sinks=[redis_sink(redis_url, stream="one")], processors=sql)
+    first = pipeline(tmp_path, "one", sinks=[redis_sink(redis_url, stream="one")], processors=sql)
     two = pipeline(tmp_path, "two", sinks=[redis_sink(redis_url, stream="two")])
     ill = pipeline(tmp_path, "ill", source=bad, sinks=[redis_sink(redis_url)], dlq={"enabled": False})
-    runner = Runner([one, ill, two], once=True, session=spark).start()
+    runner = Runner([first, ill, two], once=True, session=spark).start()
     try:
         assert runner.wait() is False
         assert {name: run.state for name, run in runner.runs.items()} == {

@@ -102,8 +102,8 @@ def test_entry_above_the_limit_is_a_dead_letter_that_names_it(
             sinks=[redis_sink(redis_url, stream=f"out{number}", batch_timeout="60s", send_timeout="30s")],
         )
         run_once(spark, made)
-    assert [json.loads(one["event"])["after"]["id"] for one in entries(client, "out0")] == [0, 2, 3]
-    assert [json.loads(one["event"])["after"]["id"] for one in entries(client, "out1")] == [0]
+    assert [json.loads(entry["event"])["after"]["id"] for entry in entries(client, "out0")] == [0, 2, 3]
+    assert [json.loads(entry["event"])["after"]["id"] for entry in entries(client, "out1")] == [0]
     [letter], [line] = entries(client, "acme:p0.dlq"), entries(client, "acme:p1.dlq")
     assert (letter["stage"], letter["id"]) == ("source", f"in:{ids[1]}")
     assert f"it has {len(documents[1]) + len('event')} bytes" in letter["reason"]
@@ -126,7 +126,7 @@ def test_line_with_a_schema_that_is_not_utf_8_is_a_dead_letter(
     batch: dict[str, Any] = {}
     made = pipeline(tmp_path, source={"type": "files", "config": config}, batch=batch, sinks=[redis_sink(redis_url)])
     run_once(spark, made)
-    rows = sorted((json.loads(one["event"])["after"] for one in entries(client)), key=lambda row: row["id"])
+    rows = sorted((json.loads(entry["event"])["after"] for entry in entries(client)), key=lambda row: row["id"])
     assert rows[0] == {"id": 1, "name": "é"}
     assert [letter["stage"] for letter in entries(client, "acme:orders.dlq")] == ["source"] * (3 - len(rows))
     assert 2 not in [row["id"] for row in rows]
@@ -143,7 +143,7 @@ def test_csv_lines_of_another_width_are_dead_letters_without_a_schema(
     batch: dict[str, Any] = {}
     made = pipeline(tmp_path, source={"type": "files", "config": config}, batch=batch, sinks=[redis_sink(redis_url)])
     run_once(spark, made)
-    assert sorted(json.loads(one["event"])["after"]["_c0"] for one in entries(client)) == ["1", "4"]
+    assert sorted(json.loads(entry["event"])["after"]["_c0"] for entry in entries(client)) == ["1", "4"]
     assert sorted(letter["payload"] for letter in entries(client, "acme:orders.dlq")) == ["2", "3,c,d"]
 
 
@@ -163,7 +163,7 @@ def test_lines_that_do_not_fit_the_schema_are_dead_letters(
     batch: dict[str, Any] = {}
     made = pipeline(tmp_path, source={"type": "files", "config": config}, batch=batch, sinks=[redis_sink(redis_url)])
     run_once(spark, made)
-    assert [json.loads(one["event"])["after"] for one in entries(client)] == [{"id": 1, "name": "a"}]
+    assert [json.loads(entry["event"])["after"] for entry in entries(client)] == [{"id": 1, "name": "a"}]
     letters = entries(client, "acme:orders.dlq")
     assert sorted(letter["payload"] for letter in letters) == sorted(line.decode() for line in lines[1:])
 

@@ -94,7 +94,7 @@ def test_static_problems_are_refused_before_planning(
 
 def test_processor_time_is_reported_with_its_step(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
     mask = [{"type": "mask", "fields": {"email": "redact"}}]
-    one, shared = [redis_sink(redis_url)], [redis_sink(redis_url), redis_sink(redis_url, "b", stream="b")]
+    first, shared = [redis_sink(redis_url)], [redis_sink(redis_url), redis_sink(redis_url, "b", stream="b")]
     two = [redis_sink(redis_url), redis_sink(redis_url, "b", stream="b", envelope={"type": "debezium"})]
 
     def steps(name: str, **spec: Any) -> set[str]:
@@ -104,7 +104,7 @@ def test_processor_time_is_reported_with_its_step(spark: SparkSession, redis_url
         assert len(times) in (0, len(values(facts, "pipeline.batch", "batch")))
         return set(values(facts, "pipeline.processors", "step"))
 
-    assert steps("one", sinks=one, processors=mask) == {"compute_and_write"}
+    assert steps("one", sinks=first, processors=mask) == {"compute_and_write"}
     assert steps("shared", sinks=shared, processors=mask) == {"compute_and_write"}
     assert steps("two", sinks=two, processors=mask) == {"compute"}
     assert steps("none", sinks=two) == set()

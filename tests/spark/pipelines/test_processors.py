@@ -274,8 +274,8 @@ def test_plain_mark_does_not_apply_to_user_code(spark: SparkSession, spec: dict[
     made = processor(**spec).apply(generated(spark), ProcessorStage("s", failures_before=False))
     assert not plain_columns(made)
     documents = [json.loads(row["event"]) for row in made.select(Native().column(made).alias("event")).collect()]
-    assert sorted(one["id"] for one in documents) == [f'generator-42:{n}"' for n in range(4)]
-    assert [one["source"] for one in documents] == [{"table": 'ta"ble'}] * 4
+    assert sorted(document["id"] for document in documents) == [f'generator-42:{n}"' for n in range(4)]
+    assert [document["source"] for document in documents] == [{"table": 'ta"ble'}] * 4
 
 
 def test_plain_mark_is_lost_when_a_column_is_replaced(spark: SparkSession) -> None:

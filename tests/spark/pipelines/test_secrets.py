@@ -57,20 +57,20 @@ def descendants(pid: int) -> set[int]:
                 parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue  # it has just ended
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
+    result = {pid}
+    while more := {child for child, parent in parents.items() if parent in result} - result:
+        result |= more
+    return result
 
 
 def seen_of(pids: set[int], what: str) -> dict[int, bytes]:
-    seen = {}
+    received = {}
     for pid in pids:
         try:
-            seen[pid] = Path(f"/proc/{pid}/{what}").read_bytes()
+            received[pid] = Path(f"/proc/{pid}/{what}").read_bytes()
         except OSError:
             continue
-    return seen
+    return received
 
 
 def files_below(*places: Path) -> Iterator[Path]:
@@ -125,10 +125,10 @@ def test_canary_value_appears_nowhere(
     reported = [pid for pid, line in seen_of(everyone, "cmdline").items() if CANARY.encode() in line]
     assert not reported, "the password stands on a command line"
     # Our own environment is the user's; the environment of child processes is ours.
-    given = [
+    values = [
         pid for pid, all_ in seen_of(everyone - {command.process.pid}, "environ").items() if CANARY.encode() in all_
     ]
-    assert not given, "a child was given the password in its environment"
+    assert not values, "a child was given the password in its environment"
     site, spark_site = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ui}"
     [application] = httpx.get(f"{spark_site}/api/v1/applications", timeout=60).json()
     api = f"{spark_site}/api/v1/applications/{application['id']}"

@@ -126,7 +126,7 @@ def test_standby_takes_over_and_the_paused_process_writes_nothing(pair: tuple[Pa
     outcomes: Counter[str] = Counter()
     standby = processes.start_standby()
     for trial in range(TRIALS):
-        time.sleep(dice.uniform(0, 1.5))  # the moment is what this test draws lots for
+        time.sleep(dice.uniform(0, 1.5))  # the moment of the kill is random
         paused = trial % 2 == 0
         if paused:
             os.killpg(active.process.pid, signal.SIGSTOP)

@@ -35,7 +35,7 @@ NASTY = ('"', "\\", "\n\x01", '","op":"d', "")
 
 
 def overwritten(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The text columns of each row as the row's own ``after`` says."""
+    """Sets the text columns of each row to the values in its ``after``."""
     after = [json.loads(text) for text in batch.column("after").to_pylist()]
     names = ["id", "key", "name", "db", "schema", "table", "op"]
     texts = [pa.array([row.get(name, "c") for row in after], pa.string()) for name in names]
@@ -59,8 +59,8 @@ ENVELOPES: TypeAdapter[Envelope] = TypeAdapter(AnyEnvelope)
 @pytest.mark.parametrize("envelope", ["native", "debezium", "cloudevents"])
 def test_result_of_user_code_is_valid_json(spark: SparkSession, spec: dict[str, Any], envelope: str) -> None:
     names = ("id", "name", "db", "schema", "table", "op")
-    given = [{name: f"{number}{text}", "number": number} for number, text in enumerate(NASTY) for name in names]
-    frame = events(spark, [event(number, row) for number, row in enumerate(given)])
+    values = [{name: f"{number}{text}", "number": number} for number, text in enumerate(NASTY) for name in names]
+    frame = events(spark, [event(number, row) for number, row in enumerate(values)])
     made = processor(**spec).apply(frame, ProcessorStage("s"))
     sink = RedisSink.model_validate(
         {"type": "redis", "config": {"id": "r", "uri": "redis://localhost", "stream": "s", "envelope": envelope}}
@@ -150,7 +150,7 @@ def test_sql_gives_an_id_to_a_row_that_has_none(spark: SparkSession) -> None:
     query = "SELECT if(after:id::int = 1, id, null) AS id, op, after FROM events"
     made = through(spark, [event(1, A), event(2, B), event(3, B | {"id": 3})], type="sql", query=query)
     assert len(set(_ids(made))) == 3
-    assert sum(":processors[0]:7:" in one for one in _ids(made)) == 2
+    assert sum(":processors[0]:7:" in id for id in _ids(made)) == 2
 
 
 def test_sql_keeps_columns_that_only_look_like_an_event_s_own(spark: SparkSession) -> None:

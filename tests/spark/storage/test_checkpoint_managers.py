@@ -51,9 +51,9 @@ class LogEntries:
         self._manager.mkdirs(directory)
 
     def _settings(self) -> list[tuple[str, str]]:
-        found = self._jvm.java.lang.System.getProperties()
+        result = self._jvm.java.lang.System.getProperties()
         prefix = "spark.hadoop."
-        return [(name.removeprefix(prefix), found[name]) for name in list(found) if name.startswith(prefix)]
+        return [(name.removeprefix(prefix), result[name]) for name in list(result) if name.startswith(prefix)]
 
     def write(self, number: int, content: bytes) -> bool:
         path = self._jvm.org.apache.hadoop.fs.Path(f"{self._location}/{number}")

@@ -75,7 +75,7 @@ def test_quota_is_a_full_store(hdfs: Hdfs, gateway: Any) -> None:
     assert storage.list() == []
 
 
-def test_what_was_confirmed_survives_kills_of_namenode_and_datanode(hdfs: Hdfs, gateway: Any) -> None:
+def test_confirmed_writes_survive_kills_of_namenode_and_datanode(hdfs: Hdfs, gateway: Any) -> None:
     storage = open_storage(f"{hdfs.uri}/killed", lambda: gateway)
     storage.write("record", b"version 1")
     assert storage.create("once", b"first")

@@ -107,10 +107,10 @@ def test_secrets_are_redacted(url: str) -> None:
     try:
         broker = open_broker(url)
     except InvalidArgument as error:
-        shown = f"{error} {error!r} {error.__cause__!r} {pickle.dumps(error)!r}"
+        text = f"{error} {error!r} {error.__cause__!r} {pickle.dumps(error)!r}"
     else:
-        shown = f"{broker!r} {broker.transport.target!r} {broker.transport.target}"  # type: ignore[attr-defined]  # a RedisLink
-    assert "hunter2" not in shown
+        text = f"{broker!r} {broker.transport.target!r} {broker.transport.target}"  # type: ignore[attr-defined]  # a RedisLink
+    assert "hunter2" not in text
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "10", True])

@@ -167,29 +167,32 @@ BY_ANNOTATION: dict[str, tuple[Any, ...]] = {
 
 
 def operations() -> dict[str, Any]:
-    found = {
+    result = {
         name: getattr(module_, name)
         for module_ in MODULES
         for name in vars(Broker)
         if not name.startswith("_") and hasattr(module_, name)
     }
-    return {name: found[name] for name in sorted(found)}
+    return {name: result[name] for name in sorted(result)}
 
 
 def good_arguments(name: str) -> dict[str, Any]:
     own = OWN.get(name, {})
     parameters = list(inspect.signature(operations()[name]).parameters.values())[1:]
-    given = {
-        one.name: own.get(one.name, GOOD.get(one.name))
-        for one in parameters
-        if (one.default is one.empty and one.kind is not one.VAR_POSITIONAL) or one.name in own
+    values = {
+        parameter.name: own.get(parameter.name, GOOD.get(parameter.name))
+        for parameter in parameters
+        if (parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL)
+        or parameter.name in own
     }
-    assert None not in given.values(), f"{name} has a parameter that GOOD does not know: {given}"
-    return given
+    assert None not in values.values(), f"{name} has a parameter that GOOD does not know: {values}"
+    return values
 
 
 def takes_more(operation: Any) -> bool:
-    return any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(operation).parameters.values())
+    return any(
+        parameter.kind is parameter.VAR_POSITIONAL for parameter in inspect.signature(operation).parameters.values()
+    )
 
 
 def first_request(operation: Any, arguments: dict[str, Any]) -> Command | Batch:
@@ -206,20 +209,20 @@ def refusal(name: str, arguments: dict[str, Any]) -> InvalidArgument:
 
 def cases() -> Iterator[tuple[str, str, Any]]:
     for name, operation in operations().items():
-        for one in list(inspect.signature(operation).parameters.values())[1:]:
-            if one.kind is one.VAR_POSITIONAL or one.annotation == "bool":
+        for parameter in list(inspect.signature(operation).parameters.values())[1:]:
+            if parameter.kind is parameter.VAR_POSITIONAL or parameter.annotation == "bool":
                 continue
-            yield name, one.name, one.annotation
+            yield name, parameter.name, parameter.annotation
 
 
 @pytest.mark.parametrize("name", operations())
 def test_valid_arguments_are_accepted(name: str) -> None:
     """Otherwise the refusals in the test below would prove nothing."""
-    operation, given = operations()[name], good_arguments(name)
+    operation, values = operations()[name], good_arguments(name)
     request = (
-        operation(Context(), *given.values(), "k").send(None)
+        operation(Context(), *values.values(), "k").send(None)
         if takes_more(operation)
-        else first_request(operation, given)
+        else first_request(operation, values)
     )
 
     words = request.args if isinstance(request, Command) else [word for words in request.commands for word in words]

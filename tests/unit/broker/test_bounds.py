@@ -39,7 +39,7 @@ def test_hard_limit_trims_despite_stalled_group_and_counts_losses(name: str) -> 
         add(broker, 1000)
         assert 100 <= broker.xlen("s") <= 110, "looked at with every tenth that was added"
         lost = 1000 - broker.xlen("s")
-        assert sum(one["undelivered"] for one in losses.dropped if one["group"] == "asleep") == lost
+        assert sum(item["undelivered"] for item in losses.dropped if item["group"] == "asleep") == lost
         assert broker.run(retention.losses, "s") == {"asleep": lost, "awake": lost}
 
 
@@ -49,7 +49,7 @@ def test_hard_limit_takes_nothing_from_groups_without_lag(name: str) -> None:
         broker.create_group("s", "awake", start="0")
         for _ in range(50):
             add(broker, 10)
-            broker.xack("s", "awake", [one.id for one in broker.xreadgroup("s", "awake", "c", count=100)])
+            broker.xack("s", "awake", [entry.id for entry in broker.xreadgroup("s", "awake", "c", count=100)])
         assert broker.xlen("s") <= 60
         assert (losses.dropped, broker.run(retention.losses, "s")) == ([], {})
 
@@ -61,7 +61,7 @@ async def test_hard_limit_applies_to_publishers(name: str) -> None:
         for n in range(30):
             await publisher.publish("s", *(Message(b"%d" % n) for _ in range(20)))
         assert await broker.xlen("s") <= 120
-        assert sum(one["undelivered"] for one in losses.dropped) == 600 - await broker.xlen("s")
+        assert sum(item["undelivered"] for item in losses.dropped) == 600 - await broker.xlen("s")
 
 
 def test_without_hard_limit_needed_entries_are_kept_until_maxmemory(name: str) -> None:

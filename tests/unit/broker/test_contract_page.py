@@ -31,7 +31,7 @@ def test_examples_run() -> None:
 
 
 def test_generated_method_has_the_signature_of_its_operation() -> None:
-    shown = str(inspect.signature(Broker.xlen))
+    text = str(inspect.signature(Broker.xlen))
 
-    assert shown == "(self, stream: 'Name') -> 'int'"
+    assert text == "(self, stream: 'Name') -> 'int'"
     assert Broker.xlen.__doc__

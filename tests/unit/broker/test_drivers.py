@@ -150,14 +150,14 @@ def catches_closing(handler: ast.ExceptHandler) -> bool:
 
 
 def yields_while_closing(function: ast.FunctionDef) -> list[int]:
-    found: list[int] = []
+    result: list[int] = []
     for node in ast.walk(function):
         if isinstance(node, ast.Try):
-            found += yields_in(node.finalbody)
+            result += yields_in(node.finalbody)
             for handler in node.handlers:
                 if catches_closing(handler):
-                    found += yields_in(handler.body)
-    return found
+                    result += yields_in(handler.body)
+    return result
 
 
 def test_operations_do_not_yield_while_closing() -> None:
@@ -201,4 +201,4 @@ async def test_batched_caller_does_not_wait_for_a_cancelled_task() -> None:
     gathering._task.cancel()
     done, pending = await asyncio.wait(waiting, timeout=60)
     assert not pending
-    assert all(one.cancelled() for one in done)
+    assert all(item.cancelled() for item in done)

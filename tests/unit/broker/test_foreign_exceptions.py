@@ -31,7 +31,7 @@ LIMITS = Limits(connect_ms=30_000, answer_ms=30_000)
 
 
 def classes_of(module: Any) -> list[type[BaseException]]:
-    return [one for one in vars(module).values() if inspect.isclass(one) and issubclass(one, Exception)]
+    return [var for var in vars(module).values() if inspect.isclass(var) and issubclass(var, Exception)]
 
 
 FOREIGN: list[type[BaseException]] = sorted(
@@ -40,7 +40,7 @@ FOREIGN: list[type[BaseException]] = sorted(
         *classes_of(socket), *classes_of(builtins),
     }
     - {ExceptionGroup, BaseExceptionGroup, StopIteration, StopAsyncIteration},
-    key=lambda one: (one.__module__, one.__name__),
+    key=lambda item: (item.__module__, item.__name__),
 )  # fmt: skip
 """Without the groups, which need others to hold, and the two by which generators end."""
 PASSING: list[type[BaseException]] = [asyncio.CancelledError, KeyboardInterrupt, SystemExit]

@@ -71,13 +71,13 @@ def test_forgotten_handle_is_released(name: str) -> None:
 def test_directory_is_durable_and_identified_by_its_real_path(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "data")
     with (
-        open_blocking_broker(f"local://{tmp_path}/data") as one,
+        open_blocking_broker(f"local://{tmp_path}/data") as first,
         open_blocking_broker(f"local://{tmp_path}/link") as two,
     ):
-        one.xadd("s", {"n": 1}, durability="appended")
+        first.xadd("s", {"n": 1}, durability="appended")
         assert two.xlen("s") == 1
         with pytest.raises(DurabilityUnavailable):
-            one.xadd("s", {"n": 2}, durability="fsynced")
+            first.xadd("s", {"n": 2}, durability="fsynced")
 
     with open_blocking_broker(f"local://{tmp_path}/data?appendfsync=always") as again:
         assert again.xlen("s") == 1
@@ -118,8 +118,8 @@ def put_out(broker: BlockingBroker, n: int) -> None:
     broker.delete("in")
     broker.xadd("in", {"n": n})
     broker.create_group("in", "g", start="0")
-    (one,) = broker.xreadgroup("in", "g", "me")
-    broker.run(settle.ack_with_outputs, "in", "g", "me", [Output(one.id, 1, [("s", {"n": n})] * 10)])
+    (xreadgroup,) = broker.xreadgroup("in", "g", "me")
+    broker.run(settle.ack_with_outputs, "in", "g", "me", [Output(xreadgroup.id, 1, [("s", {"n": n})] * 10)])
 
 
 def later(broker: BlockingBroker, n: int) -> None:

@@ -27,18 +27,18 @@ from millstream.wire.commands import Batch, Command, ErrorReply, Operation
 def run_operation(operation: Operation[Any], *replies: Any) -> tuple[Any, list[Command | Batch]]:
     """Runs an operation over the given replies; returns its result and its commands."""
     asked: list[Command | Batch] = []
-    left = list(replies)
+    remaining = list(replies)
     try:
         request = operation.send(None)
         while True:
             asked.append(request)
-            reply = left.pop(0)
+            reply = remaining.pop(0)
             if isinstance(reply, Exception):
                 request = operation.throw(reply)
             else:
                 request = operation.send(request.read(reply) if isinstance(request, Batch) else reply)
     except StopIteration as done:
-        assert not left, f"unused replies: {left}"
+        assert not remaining, f"unused replies: {remaining}"
         return done.value, asked
 
 

@@ -229,7 +229,7 @@ def test_only_a_tail_of_a_batch_is_retried(replies: Sequence[Any], expected: int
 def test_rejected_transaction_gives_every_command_its_cause() -> None:
     bad = ErrorReply("ERR unknown command")
     assert unwrap([b"OK", b"QUEUED", bad, ErrorReply("EXECABORT")]) == [bad, bad]
-    assert [one.text.split()[0] for one in unwrap([b"OK", b"QUEUED", None])] == ["EXECABORT"]
+    assert [item.text.split()[0] for item in unwrap([b"OK", b"QUEUED", None])] == ["EXECABORT"]
 
 
 # --- sentinel -------------------------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ def by_key(replies: list[Any]) -> dict[bytes, Any]:
 
 def test_unreachable_node_does_not_affect_other_nodes_of_a_batch() -> None:
     gone = NotSent("connection refused")
-    tries = [one for _ in range(30) for one in (HALVES, gone)]
+    tries = [item for _ in range(30) for item in (HALVES, gone)]
     road = Road(spread(), HALVES, ASKED_FIRST, gone, gone, *tries, deadline_ms=2_000)
 
     replies = by_key(road.walk(road.retry_policy.call_many(over_both())))
@@ -452,7 +452,7 @@ def test_broken_connection_does_not_affect_other_nodes_of_a_batch() -> None:
 
 def test_transient_errors_of_a_batch_share_one_deadline() -> None:
     down = ErrorReply("CLUSTERDOWN Hash slot not served")
-    tries = [one for _ in range(60) for one in (HALVES, down)]
+    tries = [item for _ in range(60) for item in (HALVES, down)]
     road = Road(spread(), HALVES, ASKED_FIRST, [down] * len(ASKED_SECOND), down, *tries, deadline_ms=2_000)
 
     replies = by_key(road.walk(road.retry_policy.call_many(over_both())))

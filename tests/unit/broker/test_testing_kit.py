@@ -180,6 +180,6 @@ def test_free_port_is_reserved_for_one_process() -> None:
     """Two processes that start servers at the same moment, and draw the same number."""
     port = free_port()
     words = [sys.executable, "-c", DRAWN_FIRST.format(port=port)]
-    found, left = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
-    assert left == "[]", "it was drawn"
-    assert int(found) != port
+    result, remaining = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    assert remaining == "[]", "it was drawn"
+    assert int(result) != port

@@ -43,8 +43,8 @@ def test_nothing_is_cut_if_it_fits_or_without_a_terminal() -> None:
 def test_spare_columns_are_dropped_first_from_the_right() -> None:
     columns = [name("stream"), number("length"), ident("id", spare=True), span("idle_ms", "idle", spare=True)]
 
-    assert [one.key for one in lay_out(columns, [ROW], 44).left_out] == ["idle_ms"]
-    assert [one.key for one in lay_out(columns, [ROW], 28).left_out] == ["idle_ms", "id"]
+    assert [item.key for item in lay_out(columns, [ROW], 44).left_out] == ["idle_ms"]
+    assert [item.key for item in lay_out(columns, [ROW], 28).left_out] == ["idle_ms", "id"]
     assert lay_out(columns, [ROW], 80).left_out == []
 
 

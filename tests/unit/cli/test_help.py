@@ -26,9 +26,9 @@ def every_command() -> Iterator[tuple[str, Any]]:
     """Each command by the words that call it, groups of commands among them."""
     for chapter in CHAPTERS:
         whole: Any = typer.main.get_command(build([chapter]))
-        found = whole.commands[chapter]
-        yield chapter, found
-        yield from ((f"{chapter} {word}", command) for word, command in getattr(found, "commands", {}).items())
+        result = whole.commands[chapter]
+        yield chapter, result
+        yield from ((f"{chapter} {word}", command) for word, command in getattr(result, "commands", {}).items())
 
 
 COMMANDS = dict(every_command())
@@ -46,8 +46,10 @@ def test_commands_to_be_typed_are_neither_cut_nor_broken(words: str) -> None:
     output = shown(*words.split())
 
     assert [line for line in output.splitlines() if "…" in line] == []
-    options = [one for one in COMMANDS[words].params if one.opts[0].startswith("-") and not one.hidden]
-    named = {name for one in options for name in (*one.opts, *one.secondary_opts)}
+    options = [
+        parameter for parameter in COMMANDS[words].params if parameter.opts[0].startswith("-") and not parameter.hidden
+    ]
+    named = {name for parameter in options for name in (*parameter.opts, *parameter.secondary_opts)}
     assert named - set(re.split(r"[\s,]+", output)) == set()
     choices = [line for line in output.splitlines() if re.search(r"<[a-z][^>]*$", line)]
     assert choices == []

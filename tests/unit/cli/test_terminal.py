@@ -11,7 +11,7 @@ from millstream.cli.top import UntilInterrupted
 
 
 class Tidied:
-    """Interrupted while it is tidied away: Python reports the exception and goes on."""
+    """Interrupted in its destructor: Python reports the exception and continues."""
 
     def __del__(self) -> None:
         os.kill(os.getpid(), signal.SIGINT)

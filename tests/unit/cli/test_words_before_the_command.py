@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.cli.main import behind_the_command
+from millstream.cli.main import shared_options_last
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ from millstream.cli.main import behind_the_command
     ],
 )
 def test_shared_option_is_moved_after_the_command(typed: str, meant: str) -> None:
-    assert behind_the_command(typed.split()) == meant.split()
+    assert shared_options_last(typed.split()) == meant.split()

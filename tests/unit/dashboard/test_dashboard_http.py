@@ -40,13 +40,13 @@ def dashboard(**options: Any) -> Dashboard:
 
 
 def csrf_in(html: str) -> str:
-    found = re.search(r'name="csrf" value="([^"]+)"', html)
-    assert found is not None
-    return found[1]
+    match = re.search(r'name="csrf" value="([^"]+)"', html)
+    assert match is not None
+    return match[1]
 
 
 async def test_every_answer_carries_a_policy_that_runs_nothing_foreign(broker: Broker) -> None:
-    async with dashboard() as shown, client(shown) as http:
+    async with dashboard() as app, client(app) as http:
         for path in ("/", "/nowhere", "/static/live.js", "/static/../app.py", "/dead-letters/confirm"):
             answer = await http.get(path)
             policy = answer.headers["content-security-policy"]
@@ -60,7 +60,7 @@ async def test_every_answer_carries_a_policy_that_runs_nothing_foreign(broker: B
 
 async def test_no_page_has_a_script_or_a_style_of_its_own(broker: Broker) -> None:
     await broker.xadd("orders", {"payload": "{}"})
-    async with dashboard() as shown, client(shown) as http:
+    async with dashboard() as app, client(app) as http:
         for path in ("/", "/stream?name=orders", "/dead-letters", "/pipelines", "/assignments", "/nowhere"):
             html = (await http.get(path)).text
             assert re.findall(r"<script(?! type=\"module\" src=\"/static/live.js\"></script>)", html) == []
@@ -84,7 +84,7 @@ async def test_no_page_has_a_script_or_a_style_of_its_own(broker: Broker) -> Non
     ],
 )
 async def test_foreign_origin_or_host_is_rejected(broker: Broker, headers: dict[str, str]) -> None:
-    async with dashboard() as shown, client(shown, **headers) as http:
+    async with dashboard() as app, client(app, **headers) as http:
         answer = await http.get("/")
         assert answer.status_code == 403
         assert "set-cookie" not in answer.headers
@@ -93,7 +93,7 @@ async def test_foreign_origin_or_host_is_rejected(broker: Broker, headers: dict[
 
 async def test_link_from_another_site_opens_the_dashboard(broker: Broker) -> None:
     followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
-    async with dashboard() as shown, client(shown, **followed) as http:
+    async with dashboard() as app, client(app, **followed) as http:
         assert (await http.get("/")).status_code == 200
         assert (await http.post("/dead-letters/confirm")).status_code == 403
 
@@ -101,7 +101,7 @@ async def test_link_from_another_site_opens_the_dashboard(broker: Broker) -> Non
 async def test_action_requires_the_form_of_this_session(broker: Broker) -> None:
     letter = await broker.xadd("{orders}.dlq", BURIED)
     ask = f"/dead-letters/confirm?dlq=%7Borders%7D.dlq&verb=purge&id={letter}"
-    async with dashboard() as shown, client(shown) as http, client(shown) as other:
+    async with dashboard() as app, client(app) as http, client(app) as other:
         csrf = csrf_in((await http.get(ask)).text)
         form = {"dlq": "{orders}.dlq", "verb": "purge", "id": str(letter)}
         theirs = csrf_in((await other.get(ask)).text)
@@ -112,7 +112,7 @@ async def test_action_requires_the_form_of_this_session(broker: Broker) -> None:
             await http.post(
                 "/dead-letters/confirm", data={**form, "csrf": csrf}, headers={"origin": "http://evil.example"}
             ),
-            await httpx.AsyncClient(transport=httpx.ASGITransport(app=shown), base_url=HERE).post(
+            await httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=HERE).post(
                 "/dead-letters/confirm", data={**form, "csrf": csrf}, headers=FORM
             ),
         ]
@@ -128,7 +128,7 @@ async def test_action_requires_the_form_of_this_session(broker: Broker) -> None:
 
 
 async def test_cookie_is_hidden_from_scripts_and_other_sites(broker: Broker) -> None:
-    async with dashboard() as shown, client(shown) as http:
+    async with dashboard() as app, client(app) as http:
         cookie = (await http.get("/")).headers["set-cookie"]
         assert "HttpOnly" in cookie
         assert "SameSite=Lax" in cookie
@@ -138,7 +138,7 @@ async def test_cookie_is_hidden_from_scripts_and_other_sites(broker: Broker) -> 
 
 async def test_with_a_token_nothing_is_served_before_login(broker: Broker) -> None:
     await broker.xadd("very-secret-stream", {"a": "b"})
-    async with dashboard(token=TOKEN) as shown, client(shown) as http:
+    async with dashboard(token=TOKEN) as app, client(app) as http:
         for path in ("/", "/stream?name=very-secret-stream", "/dead-letters", "/done?id=1-1"):
             answer = await http.get(path)
             assert (answer.status_code, answer.headers["location"].partition("?")[0]) == (303, "/login")
@@ -151,7 +151,7 @@ async def test_with_a_token_nothing_is_served_before_login(broker: Broker) -> No
 
 
 async def test_login_with_the_token_and_logout(broker: Broker) -> None:
-    async with dashboard(token=TOKEN) as shown, client(shown) as http:
+    async with dashboard(token=TOKEN) as app, client(app) as http:
         page = await http.get("/login?next=/dead-letters")
         form = {"csrf": csrf_in(page.text), "name": "ana", "next": "/dead-letters"}
         wrong = await http.post("/login", data={**form, "token": "guess"}, headers=FORM)
@@ -167,14 +167,14 @@ async def test_login_with_the_token_and_logout(broker: Broker) -> None:
 
 @pytest.mark.parametrize("where", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)"])
 async def test_login_does_not_redirect_to_another_site(broker: Broker, where: str) -> None:
-    async with dashboard(token=TOKEN) as shown, client(shown) as http:
+    async with dashboard(token=TOKEN) as app, client(app) as http:
         page = await http.get("/login", params={"next": where})
         form = {"csrf": csrf_in(page.text), "next": where, "token": TOKEN}
         assert (await http.post("/login", data=form, headers=FORM)).headers["location"] == "/"
 
 
 async def test_wrong_tokens_throttle_all_logins(broker: Broker) -> None:
-    async with dashboard(token=TOKEN) as shown, client(shown) as http:
+    async with dashboard(token=TOKEN) as app, client(app) as http:
         form = {"csrf": csrf_in((await http.get("/login")).text), "token": "guess"}
         tried = [(await http.post("/login", data=form, headers=FORM)).status_code for _ in range(12)]
         assert tried == [401] * 10 + [429] * 2
@@ -182,7 +182,7 @@ async def test_wrong_tokens_throttle_all_logins(broker: Broker) -> None:
 
 async def test_read_only_dashboard_refuses_actions(broker: Broker) -> None:
     letter = await broker.xadd("{orders}.dlq", BURIED)
-    async with dashboard(read_only=True) as shown, client(shown) as http:
+    async with dashboard(read_only=True) as app, client(app) as http:
         listed = (await http.get("/dead-letters?dlq=%7Borders%7D.dlq")).text
         assert str(letter) in listed
         assert "Purge" not in listed
@@ -202,15 +202,15 @@ def test_off_loopback_a_token_is_required_and_read_only_is_the_default() -> None
 
 
 async def test_off_loopback_only_ip_addresses_and_configured_names_are_served(broker: Broker) -> None:
-    shown = dashboard(host="0.0.0.0", token=TOKEN, names=["streams.example"])
-    async with shown, client(shown, authorization=f"Bearer {TOKEN}") as http:
+    app = dashboard(host="0.0.0.0", token=TOKEN, names=["streams.example"])
+    async with app, client(app, authorization=f"Bearer {TOKEN}") as http:
         for host, status in (("10.0.0.5:8090", 200), ("streams.example", 200), ("evil.example", 403)):
             assert (await http.get("/", headers={"host": host})).status_code == status
 
 
 async def test_secrets_of_urls_are_never_shown() -> None:
-    shown = Dashboard("redis://:hunter2@127.0.0.1:1/0", pause_s=60)
-    async with shown, client(shown) as http:
+    app = Dashboard("redis://:hunter2@127.0.0.1:1/0", pause_s=60)
+    async with app, client(app) as http:
         for path in ("/", "/stream?name=orders", "/dead-letters?dlq=x"):
             answer = await http.get(path)
             assert "hunter2" not in answer.text
@@ -221,7 +221,7 @@ async def test_secrets_of_urls_are_never_shown() -> None:
 async def test_action_that_cannot_be_audited_is_not_executed(broker: Broker) -> None:
     letter = await broker.xadd("{orders}.dlq", BURIED)
     await broker.set("millstream.audit", "in the way")
-    async with dashboard() as shown, client(shown) as http:
+    async with dashboard() as app, client(app) as http:
         page = await http.get(f"/dead-letters/confirm?dlq=%7Borders%7D.dlq&verb=purge&id={letter}")
         form = {"csrf": csrf_in(page.text), "dlq": "{orders}.dlq", "verb": "purge", "id": str(letter)}
         assert (await http.post("/dead-letters/confirm", data=form, headers=FORM)).status_code == 502
@@ -230,7 +230,7 @@ async def test_action_that_cannot_be_audited_is_not_executed(broker: Broker) -> 
 
 
 async def test_too_large_form_is_refused(broker: Broker) -> None:
-    async with dashboard() as shown, client(shown) as http:
+    async with dashboard() as app, client(app) as http:
         answer = await http.post("/dead-letters/confirm", content=b"a=" + b"x" * 200_000, headers=FORM)
         assert answer.status_code == 413
 
@@ -240,8 +240,8 @@ async def test_dashboard_can_be_mounted_in_an_application(broker: Broker) -> Non
     from starlette.routing import Mount
 
     await broker.xadd("orders", {"a": "b"})
-    async with dashboard() as shown:
-        app = Starlette(routes=[Mount("/ops/streams", shown)])
+    async with dashboard() as text:
+        app = Starlette(routes=[Mount("/ops/streams", text)])
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=HERE) as http:
             page = await http.get("/ops/streams/")
             assert 'href="/ops/streams/stream?name=orders"' in page.text
@@ -253,7 +253,7 @@ async def test_dashboard_can_be_mounted_in_an_application(broker: Broker) -> Non
 
 @pytest.mark.parametrize("foreign_cookie", ['prefs={"a": 1, "b": [2]}', 'name="x', "some name=a b", "\u00e9=1", ";;="])
 async def test_cookies_of_other_programs_do_not_prevent_login(broker: Broker, foreign_cookie: str) -> None:
-    async with dashboard(token=TOKEN) as shown, client(shown) as http:
+    async with dashboard(token=TOKEN) as app, client(app) as http:
         page = await http.get("/login")
         own = page.headers["set-cookie"].partition(";")[0]
         http.cookies.clear()
@@ -267,9 +267,9 @@ async def test_cookies_of_other_programs_do_not_prevent_login(broker: Broker, fo
 
 
 async def test_wrong_tokens_in_the_header_are_throttled(broker: Broker) -> None:
-    async with dashboard(token=TOKEN) as shown, client(shown) as http:
+    async with dashboard(token=TOKEN) as app, client(app) as http:
         answers = [await http.get("/", headers={"authorization": f"Bearer {n}"}) for n in range(11)]
-        assert [one.status_code for one in answers[:10]] == [303] * 10
+        assert [answer.status_code for answer in answers[:10]] == [303] * 10
         assert answers[10].status_code == 429
         assert (await http.get("/", headers={"authorization": f"Bearer {TOKEN}"})).status_code == 429
 
@@ -280,21 +280,21 @@ async def test_unexpected_error_in_the_stream_stats_is_shown(
     async def fail(*_: object) -> None:
         raise KeyError("group")
 
-    async with dashboard() as shown, client(shown) as http:
-        monkeypatch.setattr(shown.stats, "_read", fail)
+    async with dashboard() as app, client(app) as http:
+        monkeypatch.setattr(app.stats, "_read", fail)
         async with asyncio.timeout(30):
             await http.get("/")
-        assert shown.stats.away is not None
-        assert "KeyError" in shown.stats.away
+        assert app.stats.away is not None
+        assert "KeyError" in app.stats.away
         assert "KeyError" in caplog.text
 
 
 async def test_findings_show_their_time(broker: Broker) -> None:
     await broker.xadd("{orders}.dlq", {"a": "1"})
     await broker.xadd("orders", {"a": "1"})
-    async with dashboard() as shown, client(shown) as http:
+    async with dashboard() as app, client(app) as http:
         await http.get("/")
-        await eventually(lambda: bool(shown.stats.findings), what="the stream is examined")
+        await eventually(lambda: bool(app.stats.findings), what="the stream is examined")
         page = (await http.get("/")).text
     assert re.search(r"As of \d\d:\d\d:\d\d", page)
 
@@ -307,9 +307,9 @@ async def test_unexpected_error_of_one_page_does_not_end_the_connection_of_all_p
             raise KeyError("group")
         return {"rows": "fine"}
 
-    async with dashboard() as shown:
+    async with dashboard() as app:
         tails = Tails(broker, lambda entry: str(entry.id))
-        events = Feed(shown.stats, tails, parts).events(["/bad", "/good"], [], "")
+        events = Feed(app.stats, tails, parts).events(["/bad", "/good"], [], "")
         async with asyncio.timeout(30):
             received = [await anext(events) for _ in range(3)]
         await events.aclose()  # type: ignore[attr-defined]  # it is a generator

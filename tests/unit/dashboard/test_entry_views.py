@@ -36,10 +36,10 @@ from millstream.model import Entry, EntryId
     ],
 )
 def test_indented_json_keeps_its_tokens(text: str) -> None:
-    shown = indented(text)
+    output = indented(text)
 
-    assert "".join(shown.split()) == "".join(text.split())
-    assert json.loads(shown) == json.loads(text)
+    assert "".join(output.split()) == "".join(text.split())
+    assert json.loads(output) == json.loads(text)
 
 
 def test_json_is_indented_like_json_dumps() -> None:
@@ -66,12 +66,12 @@ def test_kind_of_payload_is_detected(body: bytes, kind: str) -> None:
 def test_large_payload_is_cut_and_its_size_shown() -> None:
     huge = Entry(EntryId(1767225600000, 0), {b"payload": b"x" * 100_000_000, b"uuid": b"u"})
 
-    shown = view(huge, 1767225601000)
+    text = view(huge, 1767225601000)
 
-    assert shown.size == 100_000_012
-    assert len(shown.payload.text) == MAX_PAYLOAD_BYTES
-    assert shown.payload.cut == "The first 16.4 kB of 100.0 MB."
-    assert sum(len(field.value) for field in shown.fields) < 3_000
+    assert text.size == 100_000_012
+    assert len(text.payload.text) == MAX_PAYLOAD_BYTES
+    assert text.payload.cut == "The first 16.4 kB of 100.0 MB."
+    assert sum(len(field.value) for field in text.fields) < 3_000
 
 
 def test_search_matches_names_values_encoded_metadata_and_ids() -> None:
@@ -112,14 +112,14 @@ def test_invalid_start_is_refused_with_an_example(text: str) -> None:
 async def test_page_of_large_entries_ends_early_and_the_next_page_continues() -> None:
     async with open_broker("local://entry-views", max_stream_len=None) as broker:
         ids = [await broker.xadd("big", {"n": str(n), "x": b"x" * 3_000_000}) for n in range(5)]
-        found: list[EntryId] = []
+        result: list[EntryId] = []
         start: str | None = ""
         pages = 0
         while start is not None:
             page = await read_page(broker, "big", start, oldest_first=True)
-            found += [entry.id for entry in page.entries]
+            result += [entry.id for entry in page.entries]
             start, pages = page.next_id, pages + 1
-        assert found == ids
+        assert result == ids
         assert pages > 1
         newest = await read_page(broker, "big", "", oldest_first=False)
         assert newest.entries[0].id == ids[-1]
@@ -129,15 +129,15 @@ async def test_page_of_large_entries_ends_early_and_the_next_page_continues() ->
 async def test_search_with_many_matches_continues_after_the_last_match() -> None:
     async with open_broker("local://entry-views", max_stream_len=None) as broker:
         await broker.xadd_many("many", [{"n": str(n)} for n in range(130)])
-        found: list[Entry] = []
+        result: list[Entry] = []
         searched = 0
         start: str | None = ""
         while start is not None:
             part = await search(broker, "many", "n", start, oldest_first=False)
-            found += part.entries
+            result += part.entries
             searched += part.searched
             start = part.next_id
-        assert [entry.fields[b"n"] for entry in found] == [b"%d" % n for n in reversed(range(130))]
+        assert [entry.fields[b"n"] for entry in result] == [b"%d" % n for n in reversed(range(130))]
         assert searched == 130
         await broker.delete_stream("many")
 

@@ -42,9 +42,9 @@ def test_incremental_memory_account_equals_a_recount() -> None:
         driver.engine.used_memory()
     driver.say("SELECT 1")
     driver.say("SET elsewhere 1 PX 5")
-    kept = driver.engine.used_memory()
+    retained = driver.engine.used_memory()
     driver.say("CONFIG SET maxmemory 0")
-    assert driver.engine.used_memory() == kept
+    assert driver.engine.used_memory() == retained
     driver.say("CONFIG SET maxmemory 1gb")
     driver.pass_time(10)
     driver.say("FLUSHALL")

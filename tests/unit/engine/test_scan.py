@@ -14,12 +14,12 @@ from millstream.engine.keyspace import MAX_SCAN_ORDERS
 
 def scan_all(driver: Driver, line: str, count: int, between: Callable[[], None] = lambda: None) -> list[bytes]:
     """``line`` has %s where the cursor goes."""
-    cursor, found = b"0", []
+    cursor, result = b"0", []
     while True:
         cursor, names = driver.say(line % cursor.decode() + f" COUNT {count}")
-        found += names
+        result += names
         if cursor == b"0":
-            return found
+            return result
         between()
 
 
@@ -27,8 +27,8 @@ def test_scan_returns_every_key_once_without_changes() -> None:
     driver = Driver()
     for number in range(500):
         driver.say(f"SET key{number} 1")
-    found = scan_all(driver, "SCAN %s", 7)
-    assert sorted(found) == sorted(b"key%d" % number for number in range(500))
+    result = scan_all(driver, "SCAN %s", 7)
+    assert sorted(result) == sorted(b"key%d" % number for number in range(500))
 
 
 @settings(deadline=None, max_examples=50)
@@ -43,16 +43,16 @@ def test_scan_returns_every_key_that_exists_throughout(
     driver = Driver()
     for number in present:
         driver.say(f"SET key{number} 1")
-    rest = iter(changes)
+    remaining = iter(changes)
 
     def change() -> None:
         for _ in range(3):
-            added, number = next(rest, (False, 0))
+            added, number = next(remaining, (False, 0))
             if number:
                 driver.say(f"SET key{number} 1" if added else f"DEL key{number}")
 
-    found = scan_all(driver, "SCAN %s", count, change)
-    assert {b"key%d" % number for number in present} <= set(found)
+    result = scan_all(driver, "SCAN %s", count, change)
+    assert {b"key%d" % number for number in present} <= set(result)
 
 
 def test_scan_continues_after_its_cached_order_was_discarded() -> None:
@@ -88,8 +88,8 @@ def test_large_values_are_scanned_in_steps(fill: str, scan: str, width: int) -> 
     driver = Driver()
     for number in range(600):
         driver.say(fill % number)
-    found = scan_all(driver, scan.replace("%%", "%"), 50)
-    assert sorted(found[::width]) == sorted(b"f%d" % number for number in range(600))
+    result = scan_all(driver, scan.replace("%%", "%"), 50)
+    assert sorted(result[::width]) == sorted(b"f%d" % number for number in range(600))
 
 
 def test_match_and_type_filter_scanned_keys() -> None:

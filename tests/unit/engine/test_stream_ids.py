@@ -51,7 +51,7 @@ def test_accepted_ids(raw: bytes, expected: int) -> None:
     ],
 )
 def test_rejected_ids(raw: bytes) -> None:
-    for parse in (parse_id, lambda one: parse_ids([one]), lambda one: parse_ids([b"1-1", one])):
+    for parse in (parse_id, lambda item: parse_ids([item]), lambda element: parse_ids([b"1-1", element])):
         with pytest.raises(ErrorReply, match="Invalid stream ID"):
             parse(raw)
     assert read_id(raw) is None

@@ -23,7 +23,7 @@ def raw_id(pair: tuple[int, int]) -> bytes:
 
 
 def as_replies(model: Model) -> list[Any]:
-    return [[raw_id(one), words] for one, words in model]
+    return [[raw_id(item), words] for item, words in model]
 
 
 def random_fields(chance: random.Random) -> list[bytes]:
@@ -38,24 +38,24 @@ def test_sorted_set_behaves_like_a_sorted_list(seed: int) -> None:
     driver = Driver()
     model: Model = []
     for step in range(1500):
-        what = chance.random()
-        if what < 0.8:
+        draw = chance.random()
+        if draw < 0.8:
             driver.now_ms += chance.choice([0, 0, 0, 1, 1000, -3])
             words = random_fields(chance)
             added = entry_id(driver.send((b"XADD", b"s", b"*", *words)))
             assert not model or added > model[-1][0]
             model.append((added, words))
-        elif what < 0.9 and model:
+        elif draw < 0.9 and model:
             ends = chance.choice([model[:30], model[-30:], model])
             gone = chance.sample(ends, min(len(ends), chance.choice([1, 20])))
-            assert driver.send((b"XDEL", b"s", *(raw_id(one) for one, _ in gone), b"1-1")) == len(gone)
+            assert driver.send((b"XDEL", b"s", *(raw_id(item) for item, _ in gone), b"1-1")) == len(gone)
             model = [entry for entry in model if entry not in gone]
-        elif what < 0.93:
+        elif draw < 0.93:
             keep = chance.randrange(len(model) + 5) if chance.random() < 0.9 else 0
             deleted = max(len(model) - keep, 0)
             assert driver.send((b"XTRIM", b"s", b"MAXLEN", b"%d" % keep)) == deleted
             model = model[deleted:]
-        elif what < 0.95 and model:
+        elif draw < 0.95 and model:
             first, _ = chance.choice(model)
             before = [entry for entry in model if entry[0] < first]
             assert driver.send((b"XTRIM", b"s", b"MINID", b"=", raw_id(first))) == len(before)

@@ -19,7 +19,7 @@ from support.simulated_disk import SimulatedDisk
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the n-th line that the package executes; ``struck`` says where."""
+    """Raises KeyboardInterrupt at the n-th line that the package executes; ``struck`` is that line."""
 
     def __init__(self, after: int) -> None:
         self._left = after
@@ -152,7 +152,7 @@ def test_blocked_reader_gets_an_error_if_its_serving_command_is_interrupted(tmp_
             break
         places, times = places + 2, times + 1
         embedded.execute(session, (b"XADD", b"s", b"*", b"n", b"after"))
-        assert answers, interrupt.struck  # one of the two replied, or the error says to repeat
+        assert answers, interrupt.struck  # one of the two replied, or the error advises to repeat
         served += not isinstance(answers[0], ErrorReply)
         embedded.close()
     assert 0 < served < times

@@ -186,7 +186,7 @@ def test_deleted_lock_file_does_not_release_the_lock(tmp_path):
 
 
 def test_lock_of_the_previous_version_is_respected(tmp_path):
-    """It locked the file alone."""
+    """It locked only the file."""
     import fcntl
 
     fd = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT, 0o600)

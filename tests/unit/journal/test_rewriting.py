@@ -116,10 +116,10 @@ def test_crash_during_a_rewrite_leaves_the_old_journal(tmp_path):
     rewrite.finish()
     crash_now()
     for copy, expected in snapshots:
-        found = opened(copy)
-        assert state(found) == expected
+        result = opened(copy)
+        assert state(result) == expected
         assert not (copy / REWRITE_NAME).exists()
-        found.close()
+        result.close()
     embedded.close()
 
 

@@ -94,7 +94,7 @@ def test_transactions_and_databases_are_restored(directory):
     embedded.close()
     again = opened(directory, disk)
     assert state(again) == expected
-    # The journal goes on in database 5; a new session starts in 0.
+    # The journal continues in database 5; a new session starts in 0.
     ask(again, "SET", "zero", "0")
     expected = state(again)
     again.close()
@@ -133,10 +133,10 @@ def test_power_cut_loses_only_unsynced_writes(directory, policy):
         unsynced = disk.unsynced(path, steps)
         promised = steps if policy == "always" else _last_sync(disk, path, steps)
         least = sum(at <= promised for at in answered) - 1
-        for kept in {0, 1, unsynced // 2, max(unsynced - 1, 0), unsynced}:
+        for item in {0, 1, unsynced // 2, max(unsynced - 1, 0), unsynced}:
             for zeros in (0, 4096):
-                found = _transactions(disk.after_power_cut(steps, kept=kept, zeros=zeros), directory, clock)
-                assert found >= least
+                result = _transactions(disk.after_power_cut(steps, kept=item, zeros=zeros), directory, clock)
+                assert result >= least
 
 
 def _last_sync(disk, path, steps):
@@ -153,12 +153,12 @@ def _state_on(disk, directory, clock):
 
 def _transactions(disk, directory, clock):
     """The number of stored transactions; none of them may be stored partly."""
-    found = _state_on(disk, directory, clock)
+    result = _state_on(disk, directory, clock)
     for db in range(3):
-        values = found.get((db, b"l"), ([],))[0]
-        assert len(values) == int(found.get((db, b"m"), (b"0",))[0])
+        values = result.get((db, b"l"), ([],))[0]
+        assert len(values) == int(result.get((db, b"m"), (b"0",))[0])
         assert list(values) == [b"%d" % number for number in range(db, db + 3 * len(values), 3)]
-    return sum(len(found.get((db, b"l"), ([],))[0]) for db in range(3))
+    return sum(len(result.get((db, b"l"), ([],))[0]) for db in range(3))
 
 
 def test_torn_tail_is_truncated_with_a_warning_that_names_the_offset(directory, caplog):
@@ -241,9 +241,9 @@ def test_crash_with_a_full_disk_loses_only_rejected_writes(directory):
     assert isinstance(ask(embedded, "SET", "other", "w"), ErrorReply)
     crashed = disk.after_power_cut(kept=10_000)
     assert _state_on(crashed, directory.with_name("crashed"), ManualClock()) in (confirmed, {})
-    left = SimulatedDisk()
-    left.put(directory.with_name("killed") / JOURNAL_NAME, disk.content(directory / JOURNAL_NAME))
-    assert _state_on(left, directory.with_name("killed"), ManualClock()) == confirmed
+    remaining = SimulatedDisk()
+    remaining.put(directory.with_name("killed") / JOURNAL_NAME, disk.content(directory / JOURNAL_NAME))
+    assert _state_on(remaining, directory.with_name("killed"), ManualClock()) == confirmed
 
 
 def test_unwritten_change_is_reported_as_ambiguous(directory):

@@ -40,7 +40,7 @@ class Batches:
         self.go_on.set()
 
     async def __call__(self, bodies: list[Any], messages: list[Message]) -> Any:
-        assert all(one.begun for one in messages)
+        assert all(item.begun for item in messages)
         self.seen.append(bodies)
         await self.go_on.wait()
         if any(body == 13 for body in bodies):
@@ -65,18 +65,18 @@ def test_every_message_is_in_one_batch_in_order_and_gets_its_own_answer(
         for size in sizes:
             numbers = list(range(number + 1, number + size + 1))
             number += size
-            fresh = [one for one in numbers if one not in again]
+            fresh = [item for item in numbers if item not in again]
             expected += [fresh[at : at + batch] for at in range(0, len(fresh), batch)]
-            expected += [[one] for one in numbers if one in again]
+            expected += [[item] for item in numbers if item in again]
             answers = await asyncio.gather(
-                *(collector.handle(message(one, 2 if one in again else 1), one) for one in numbers),
+                *(collector.handle(message(item, 2 if item in again else 1), item) for item in numbers),
                 return_exceptions=True,
             )
-            failed = {one for some in handler.seen if 13 in some for one in some}
-            for one, answer in zip(numbers, answers, strict=True):
-                if one not in failed:
-                    assert answer == one * 2
-                elif [one] in handler.seen:
+            failed = {item for group_of_items in handler.seen if 13 in group_of_items for item in group_of_items}
+            for item, answer in zip(numbers, answers, strict=True):
+                if item not in failed:
+                    assert answer == item * 2
+                elif [item] in handler.seen:
                     assert isinstance(answer, ValueError)
                 else:
                     assert isinstance(answer, RetryLater)
@@ -110,7 +110,7 @@ async def test_message_cancelled_while_waiting_is_in_no_batch_and_not_counted() 
     leaving.cancel()
     await asyncio.sleep(0)
     assert not gone.begun
-    waiting = [asyncio.create_task(collector.handle(one, n)) for n, one in ((2, stays), (3, comes))]
+    waiting = [asyncio.create_task(collector.handle(item, n)) for n, item in ((2, stays), (3, comes))]
     for _ in range(5):
         await asyncio.sleep(0)
     assert handler.seen[0] == [2], "the place of the one that left is not kept"
@@ -126,8 +126,8 @@ async def test_handler_is_cancelled_when_its_caller_is_cancelled() -> None:
     while not handler.seen:
         await asyncio.sleep(0)
     (running,) = collector._loops[asyncio.get_running_loop()].running
-    for one in waiting:
-        one.cancel()
+    for item in waiting:
+        item.cancel()
     await asyncio.wait([running])
     assert running.cancelled()
 
@@ -138,7 +138,7 @@ async def test_an_answer_of_another_length_fails_them_all() -> None:
 
     collector = Collector(short, 2, 0)
     answers = await asyncio.gather(*(collector.handle(message(n), n) for n in (1, 2)), return_exceptions=True)
-    assert all(isinstance(one, RetryLater) and isinstance(one.__cause__, InvalidArgument) for one in answers)
+    assert all(isinstance(answer, RetryLater) and isinstance(answer.__cause__, InvalidArgument) for answer in answers)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_invalid_batches_are_refused(options: dict[str, Any], says: str) -> None
 def test_a_batch_handler_takes_one_list() -> None:
     async def one_message(message: Message) -> None: ...
 
-    async def two_lists(one: list[Message], two: list[Message]) -> None: ...
+    async def two_lists(first: list[Message], two: list[Message]) -> None: ...
 
-    async def numbers(some: list[int]) -> None: ...
+    async def numbers(items: list[int]) -> None: ...
 
     for function in (one_message, two_lists, numbers):
         with pytest.raises(HandlerRefused, match=rf"{function.__name__}.*takes one list"):
@@ -188,8 +188,8 @@ def test_while_all_wait_each_gets_exactly_its_share(weights: dict[str, int], rou
 def test_no_topic_waits_longer_than_its_share(weights: dict[str, int], steps: list[set[str]]) -> None:
     turns, waited = WeightedTurns(weights), dict.fromkeys(weights, 0)
     total = sum(weights.values())
-    for some in steps:
-        waiting = some & set(weights)
+    for batch in steps:
+        waiting = batch & set(weights)
         if not waiting:
             continue
         chosen = turns.next(waiting)

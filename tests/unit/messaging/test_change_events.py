@@ -370,35 +370,35 @@ async def test_router_calls_typed_handlers(layout: str, envelope: str) -> None:
 
 
 async def test_event_bus_handles_rows_and_change_events_of_one_stream() -> None:
-    seen: list[Any] = []
+    previous: list[Any] = []
     async with open_broker("local://") as broker:
         bus = EventBus(broker, service="billing", group_start="0", topic=lambda name: f"shop.{name.lower()}s")
 
         @bus.handler
         async def row(order: Order) -> None:
-            seen.append(order.id)
+            previous.append(order.id)
 
         @bus.handler
         async def change(event: ChangeEvent[Order]) -> None:
-            seen.append(event.op)
+            previous.append(event.op)
 
         await put_all(broker, "shop.orders", "native", "native")
         async with bus:
-            await eventually(lambda: len(seen) == 8)
-    assert sorted(map(str, seen)) == sorted(["7", "7", "7", *OPS])
+            await eventually(lambda: len(previous) == 8)
+    assert sorted(map(str, previous)) == sorted(["7", "7", "7", *OPS])
 
 
 async def test_order_of_keys_is_kept() -> None:
     """The entry's key is the message's key: ``ordered_by_key`` works on change streams."""
-    seen: list[str] = []
+    previous: list[str] = []
     async with open_broker("local://") as broker:
         router = Router(broker, group_start="0")
 
         @router.on("shop.orders", group="g", ordered_by_key=True)
         async def change(event: ChangeEvent[Order]) -> None:
-            seen.append(event.op)
+            previous.append(event.op)
 
         await put_all(broker, "shop.orders", "debezium", "debezium")
         async with router, Publisher(broker):
-            await eventually(lambda: len(seen) == 5)
-    assert [op for op in seen if op != "t"] == ["c", "u", "d", "r"]
+            await eventually(lambda: len(previous) == 5)
+    assert [op for op in previous if op != "t"] == ["c", "u", "d", "r"]

@@ -50,7 +50,7 @@ def unresolvable(ping: "Nowhere") -> None:  # type: ignore[name-defined] # noqa:
     ...
 
 
-def takes_two(one: Ping, two: Ping) -> None: ...
+def takes_two(first: Ping, two: Ping) -> None: ...
 
 
 def takes_none() -> None: ...
@@ -161,10 +161,10 @@ async def test_a_dependency_without_cache_is_called_each_time() -> None:
 
     def handler(
         ping: Ping,
-        one: Annotated[int, Depends(number, use_cache=False)],
+        first: Annotated[int, Depends(number, use_cache=False)],
         two: Annotated[int, Depends(number, use_cache=False)],
     ) -> tuple[int, int]:
-        return one, two
+        return first, two
 
     assert await run(handler) == (0, 1)
 
@@ -198,9 +198,9 @@ async def test_callable_objects_and_partials_are_dependencies_too() -> None:
         return name
 
     async def handler(
-        ping: Ping, one: Annotated[str, Depends(Pool())], two: Annotated[str, Depends(partial(named, name="x"))]
+        ping: Ping, first: Annotated[str, Depends(Pool())], two: Annotated[str, Depends(partial(named, name="x"))]
     ) -> tuple[str, str]:
-        return one, two
+        return first, two
 
     assert await run(handler) == ("from the pool", "x")
 

@@ -58,30 +58,30 @@ async def test_a_failure_is_a_warning_that_names_everything_and_none_of_our_fram
     )
     assert records[0].exc_info is None
     assert letter.details is not None
-    for shown in ("\n".join(trace), letter.details.traceback):
-        frames = re.findall(r'File "([^"]+)".* in (\w+)', shown)
+    for item in ("\n".join(trace), letter.details.traceback):
+        frames = re.findall(r'File "([^"]+)".* in (\w+)', item)
         assert {name for _, name in frames} <= {handler.__name__, "cannot_be_reached"}
         assert not [file for file, _ in frames if "/millstream/" in file and "/tests/" not in file]
-        assert "no route to the bank" in shown, "what caused it belongs to it"
-        assert shown.rstrip().endswith("ValueError: not charged")
+        assert "no route to the bank" in item, "what caused it belongs to it"
+        assert item.rstrip().endswith("ValueError: not charged")
 
 
 async def test_requested_retry_is_not_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    seen: list[int] = []
+    received: list[int] = []
     async with open_broker(f"local://{uuid4().hex}") as broker:
         router = Router(broker)
 
         @router.on("orders", group="billing", group_start="0")
         async def later(message: Message) -> None:
-            seen.append(message.times_delivered)
-            if len(seen) == 1:
+            received.append(message.times_delivered)
+            if len(received) == 1:
                 raise RetryLater(delay_ms=1)
 
         async with router, Publisher(broker) as publisher:
             await publisher.publish("orders", Message(b"1"))
-            await eventually(lambda: len(seen) == 2)
-    assert [one.levelname for one in caplog.records if "later failed" in one.getMessage()] == ["INFO"]
+            await eventually(lambda: len(received) == 2)
+    assert [record.levelname for record in caplog.records if "later failed" in record.getMessage()] == ["INFO"]
 
 
 def test_an_error_that_was_never_raised_has_no_traceback() -> None:
@@ -89,9 +89,9 @@ def test_an_error_that_was_never_raised_has_no_traceback() -> None:
 
 
 def test_causes_that_run_in_a_circle_end() -> None:
-    one, other = ValueError("one"), KeyError("other")
+    first, other = ValueError("one"), KeyError("other")
     try:
-        raise one from other
+        raise first from other
     except ValueError:
-        other.__context__ = one
-        assert "ValueError: one" in traceback_of(one)
+        other.__context__ = first
+        assert "ValueError: one" in traceback_of(first)

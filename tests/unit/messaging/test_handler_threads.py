@@ -78,7 +78,7 @@ async def test_wait_for_a_thread_is_no_delivery_and_no_part_of_the_timeout(monke
 
         first, second = await publisher.publish("orders", Message(b"0"), Message(b"1"))
         running = asyncio.create_task(router.run(handle_signals=False))
-        # The first message's timeout expires and its thread goes on; the second message waits for that thread.
+        # The first message's timeout expires, and its thread continues; the second message waits for that thread.
         await eventually(started.is_set)
         await eventually(lambda: failed)
         await router.close()

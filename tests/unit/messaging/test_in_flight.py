@@ -35,17 +35,17 @@ def message(number: int, times: int = 1, key: str | None = None, size: int = 1) 
 
 def table(*messages: Message, claimed: bool = False, max_entries: int = 100, **options: object) -> InFlight:
     made = InFlight(max_entries, 1000, **options)  # type: ignore[arg-type]
-    for one in messages:
-        made.add(one, claimed=claimed)
+    for item in messages:
+        made.add(item, claimed=claimed)
     return made
 
 
-def by_key(one: Message) -> str | None:
-    return one.key
+def by_key(first: Message) -> str | None:
+    return first.key
 
 
 def numbers(messages: Iterable[Message]) -> list[int]:
-    return [one.id.ms for one in messages if one.id is not None]
+    return [item.id.ms for item in messages if item.id is not None]
 
 
 def ready(in_flight: InFlight) -> list[int]:
@@ -58,13 +58,13 @@ def take(in_flight: InFlight, now: float = 0.0) -> Message:
     return taken
 
 
-def ids(*some: int) -> list[EntryId]:
-    return [EntryId(number) for number in some]
+def ids(*items: int) -> list[EntryId]:
+    return [EntryId(number) for number in items]
 
 
 def returned(pairs: Iterable[tuple[Message, int]]) -> dict[int, int]:
     """By number, the delivery counts with which entries are returned to the group."""
-    return {one.id.ms: count for one, count in pairs if one.id is not None}
+    return {pair.id.ms: count for pair, count in pairs if pair.id is not None}
 
 
 # --- capacity -------------------------------------------------------------------------------------------------------
@@ -90,15 +90,15 @@ def test_an_empty_table_has_capacity_for_one_message_of_any_size() -> None:
 
 def test_all_tables_of_a_process_share_its_capacity() -> None:
     process = ProcessCapacity(10, 1000)
-    one, other = InFlight(8, 900, process=process), InFlight(8, 900, process=process)
+    first, other = InFlight(8, 900, process=process), InFlight(8, 900, process=process)
     for number in range(4):
-        one.add(message(number + 1, size=10))
+        first.add(message(number + 1, size=10))
         other.add(message(number + 1, size=20))
     assert (process.messages, process.weight, process.free(), process.free_bytes()) == (8, 120, 2, 880)
     process.reserved = 2
     assert process.free() == 0
     other.return_unstarted()
-    one.release(ids(1))
+    first.release(ids(1))
     assert (process.messages, process.weight) == (3, 30)
     process.weight = 1000
     assert process.free() == 0
@@ -127,8 +127,8 @@ def test_ids_by_count() -> None:
 
 def test_entries_that_are_verified_start_before_later_ones() -> None:
     in_flight = table(message(1), message(2), message(3))
-    for one in in_flight.messages()[:2]:
-        one.valid_until = 1.0
+    for item in in_flight.messages()[:2]:
+        item.valid_until = 1.0
     assert take(in_flight, now=5.0).id == EntryId(3)
     in_flight.add(message(4))
     in_flight.confirm(10.0, ids(1, 2, 77))
@@ -185,9 +185,9 @@ def test_outcome_of_a_released_message_is_dropped() -> None:
 @pytest.mark.parametrize("first", range(1, 20))
 def test_a_key_whose_entries_are_all_lost_starts_nothing(first: int) -> None:
     """Whichever of them is released first."""
-    some = (first, first + 3, first + 6)
-    in_flight = table(*(message(number, key="a") for number in some), key_of=by_key)
-    in_flight.mark_lost(ids(*some))
+    batch = (first, first + 3, first + 6)
+    in_flight = table(*(message(number, key="a") for number in batch), key_of=by_key)
+    in_flight.mark_lost(ids(*batch))
     assert (ready(in_flight), len(in_flight)) == ([], 0)
 
 
@@ -262,10 +262,10 @@ def test_a_message_with_an_outcome_does_not_expire_while_the_broker_is_away() ->
 def test_claimed_entries_are_counted_before_they_start() -> None:
     in_flight = table(message(1), message(2), claimed=True)
     assert ready(in_flight) == []
-    assert [numbers(some) for some in in_flight.next_to_count()] == [[1, 2], []]
+    assert [numbers(batch) for batch in in_flight.next_to_count()] == [[1, 2], []]
     assert in_flight.next_to_count() == ([], [])
     assert returned(in_flight.return_counts()) == {1: 1, 2: 1}, "their start is not counted yet"
-    (counted,) = (one for one in in_flight.messages() if one.id == EntryId(2))
+    (counted,) = (item for item in in_flight.messages() if item.id == EntryId(2))
     counted.times_delivered = 2
     in_flight.requeue(counted, counted)
     assert (ready(in_flight), returned(in_flight.return_counts())) == ([2], {1: 1, 2: 1})
@@ -289,9 +289,9 @@ def test_an_entry_that_could_not_survive_another_crash_is_isolated_at_once(max_d
 
 def test_an_entry_with_too_many_deliveries_is_not_started_again() -> None:
     in_flight = table(message(1, 5), message(2, 4), claimed=True)
-    assert [numbers(some) for some in in_flight.next_to_count()] == [[2], []]
+    assert [numbers(batch) for batch in in_flight.next_to_count()] == [[2], []]
     in_flight.release(ids(2))
-    assert [numbers(some) for some in in_flight.next_to_count()] == [[], [1]]
+    assert [numbers(batch) for batch in in_flight.next_to_count()] == [[], [1]]
     assert in_flight.next_to_count() == ([], []), "isolated until it is dead-lettered"
 
 
@@ -368,18 +368,18 @@ def test_an_id_twice_in_one_release_is_released_once() -> None:
 
 def in_state(state: State, in_flight: InFlight) -> Message:
     """An entry of the table in this state, brought there by the public methods."""
-    one = message(1, 2 if state is State.ISOLATED else 1, key="a")
+    first = message(1, 2 if state is State.ISOLATED else 1, key="a")
     if state in (State.KEY_QUEUED, State.KEY_QUEUED_CLAIMED):
         in_flight.add(message(7, key="a"))
-        in_flight.add(one, claimed=state is State.KEY_QUEUED_CLAIMED)
+        in_flight.add(first, claimed=state is State.KEY_QUEUED_CLAIMED)
     elif state is State.RECEIVED:
-        in_flight.add_unhandled(one)
+        in_flight.add_unhandled(first)
     elif state in (State.CLAIMED, State.ISOLATED, State.COUNTING):
-        in_flight.add(one, claimed=True)
+        in_flight.add(first, claimed=True)
         if state is State.COUNTING:
             in_flight.next_to_count()
     else:
-        in_flight.add(one)
+        in_flight.add(first)
         if state is State.UNVERIFIED:
             in_flight.take(11.0)
         elif state is not State.READY:
@@ -389,16 +389,16 @@ def in_state(state: State, in_flight: InFlight) -> Message:
         elif state is State.EXPIRED:
             in_flight.expire(1.0, 10.0), in_flight.expire(11.0, 10.0)
         if state in (State.SETTLING, State.SETTLING_LOST, State.DELAYED):
-            in_flight.settle(one)
+            in_flight.settle(first)
         if state is State.DELAYED:
-            in_flight.delay(one, counted=True)
+            in_flight.delay(first, counted=True)
         if state is State.RELEASED:
             in_flight.release(ids(1))
-    assert one._state is state
-    return one
+    assert first._state is state
+    return first
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)), ids=lambda one: one.name)
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)), ids=lambda item: item.name)
 def test_every_event_is_in_the_table_or_rejected(state: State, event: Event) -> None:
     """Rejected: it raises in tests. In production it is reported, and the entry leaves the table and every index."""
     strict = InFlight(9, 100, key_of=by_key)
@@ -438,9 +438,9 @@ def test_an_outcome_for_a_message_that_waits_in_a_queue_is_rejected() -> None:
 def test_a_message_that_is_added_twice_is_rejected() -> None:
     reported: list[IllegalTransition] = []
     in_flight = InFlight(9, 100, on_illegal=reported.append)
-    one, other = message(1), message(2)
-    in_flight.add_all({EntryId(1): one})
-    assert in_flight.add_all({EntryId(1): one, EntryId(2): other}) == 1
+    first, other = message(1), message(2)
+    in_flight.add_all({EntryId(1): first})
+    assert in_flight.add_all({EntryId(1): first, EntryId(2): other}) == 1
     assert [error.event for error in reported] == [Event.ADD]
     assert (in_flight.ids(), ready(in_flight)) == (ids(2), [2])
 

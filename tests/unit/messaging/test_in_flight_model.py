@@ -61,7 +61,7 @@ class Model:
         self.happened: Pairs = set()
 
     def find(self, number: int) -> Entry | None:
-        return next((one for one in self.entries if one.number == number), None)
+        return next((entry for entry in self.entries if entry.number == number), None)
 
     def go(self, entry: Entry, event: Event, new: State) -> None:
         self.happened.add((entry.state, event))
@@ -70,7 +70,7 @@ class Model:
     # --- coming in
 
     def add(self, entry: Entry, *, claimed: bool) -> None:
-        behind = entry.key is not None and any(one.key == entry.key for one in self.entries)
+        behind = entry.key is not None and any(item.key == entry.key for item in self.entries)
         self.entries.append(entry)
         if behind:
             self.go(
@@ -147,8 +147,8 @@ class Model:
         self.go(entry, Event.SETTLE, State.SETTLING_LOST if entry.state is State.LOST else State.SETTLING)
 
     def leave(self, numbers: Iterable[int], event: Event, *, start_next: bool = True) -> None:
-        leaving = [one for number in dict.fromkeys(numbers) if (one := self.find(number)) is not None]
-        gone = {one.number for one in leaving}
+        leaving = [find for number in dict.fromkeys(numbers) if (find := self.find(number)) is not None]
+        gone = {item.number for item in leaving}
         for entry in leaving:
             self.go(entry, event, State.RELEASED)
         self.ready = [number for number in self.ready if number not in gone]
@@ -159,8 +159,8 @@ class Model:
             self.isolated = None
         for entry in leaving:
             at = self.entries.index(entry)
-            before = any(one.key == entry.key for one in self.entries[:at])
-            following = next((one for one in self.entries[at + 1 :] if one.key == entry.key), None)
+            before = any(item.key == entry.key for item in self.entries[:at])
+            following = next((item for item in self.entries[at + 1 :] if item.key == entry.key), None)
             del self.entries[at]
             if entry.key is None or before or following is None or following.number in gone or not start_next:
                 continue
@@ -197,7 +197,7 @@ class Model:
         return late
 
     def return_unstarted(self) -> dict[int, int]:
-        unstarted = {one.number: self.return_count(one) for one in self.entries if one.state in WAITING}
+        unstarted = {entry.number: self.return_count(entry) for entry in self.entries if entry.state in WAITING}
         self.leave(unstarted, Event.RETURN, start_next=False)
         return unstarted
 
@@ -217,7 +217,7 @@ class Walk:
         self.chance = random.Random(seed)
         self.in_order = in_order
         self.process = ProcessCapacity(1 << 30, 1 << 30)
-        key_of: Callable[[Message], str | None] | None = (lambda one: one.key) if in_order else None
+        key_of: Callable[[Message], str | None] | None = (lambda item: item.key) if in_order else None
         self.table = InFlight(
             MAX_ENTRIES, MAX_BYTES, max_deliveries=MAX_DELIVERIES, key_of=key_of, process=self.process
         )
@@ -250,8 +250,8 @@ class Walk:
     # --- what may happen
 
     def message_of(self, entry: Entry) -> Message:
-        one = Message(b"x" * entry.size, {} if entry.key is None else {"key": entry.key})
-        return one.receive(Nowhere(), EntryId(entry.number), entry.times, {}, entry.valid)
+        message = Message(b"x" * entry.size, {} if entry.key is None else {"key": entry.key})
+        return message.receive(Nowhere(), EntryId(entry.number), entry.times, {}, entry.valid)
 
     def entry(self, *, claimed: bool = False) -> Entry:
         number, self.next_number = self.next_number, self.next_number + 1
@@ -267,30 +267,30 @@ class Walk:
         return self.now + self.chance.choice((-5, 20, 60))
 
     def some(self, *states: State) -> list[Entry]:
-        return [one for one in self.model.entries if not states or one.state in states]
+        return [entry for entry in self.model.entries if not states or entry.state in states]
 
     def any_of(self, *states: State) -> Entry | None:
-        some = self.some(*states)
-        return self.chance.choice(some) if some else None
+        batch = self.some(*states)
+        return self.chance.choice(batch) if batch else None
 
     def record(self, entry: Entry) -> Message:
-        found = self.table.get(EntryId(entry.number))
-        assert found is not None
-        return found
+        result = self.table.get(EntryId(entry.number))
+        assert result is not None
+        return result
 
     def read(self) -> None:
         if self.table.capacity() <= 0:
             return
         entries = [self.entry() for _ in range(self.chance.randrange(1, 4))]
-        entries = list({one.number: one for one in entries}.values())
+        entries = list({entry.number: entry for entry in entries}.values())
         if self.in_order:
-            for one in entries:
-                self.table.add(self.message_of(one))
+            for entry in entries:
+                self.table.add(self.message_of(entry))
         else:
-            size = self.table.add_all({EntryId(one.number): self.message_of(one) for one in entries})
-            assert size == sum(one.size for one in entries)
-        for one in entries:
-            self.model.add(one, claimed=False)
+            size = self.table.add_all({EntryId(entry.number): self.message_of(entry) for entry in entries})
+            assert size == sum(entry.size for entry in entries)
+        for entry in entries:
+            self.model.add(entry, claimed=False)
 
     def claim(self) -> None:
         if self.table.claim_capacity() > 0:
@@ -321,7 +321,7 @@ class Walk:
 
     def confirm_outcomes(self) -> None:
         settling = self.some(State.SETTLING, State.SETTLING_LOST)
-        self.release([one.number for one in settling if self.chance.random() < 0.7])
+        self.release([item.number for item in settling if self.chance.random() < 0.7])
 
     def late_reply(self) -> None:
         """The confirmation of an earlier delivery, for whatever is in flight now, or not."""
@@ -329,7 +329,7 @@ class Walk:
         self.release(numbers + numbers[:1])
 
     def release(self, numbers: list[int]) -> None:
-        self.released += [one for number in numbers if (one := self.table.get(EntryId(number))) is not None]
+        self.released += [get for number in numbers if (get := self.table.get(EntryId(number))) is not None]
         del self.released[:-5]
         may_count = self.table.release([EntryId(number) for number in numbers])
         self.model.leave(numbers, Event.RELEASE)
@@ -366,10 +366,10 @@ class Walk:
     def count(self) -> None:
         to_count, exhausted = self.table.next_to_count()
         expected = self.model.next_to_count()
-        assert ([one.id.ms for one in to_count if one.id], [one.id.ms for one in exhausted if one.id]) == expected
-        for one in exhausted:
-            assert self.table.settle(one)
-            self.model.settle(self.model.of(one.id.ms))  # type: ignore[union-attr]  # received: it has an id
+        assert ([item.id.ms for item in to_count if item.id], [item.id.ms for item in exhausted if item.id]) == expected
+        for item in exhausted:
+            assert self.table.settle(item)
+            self.model.settle(self.model.of(item.id.ms))  # type: ignore[union-attr]  # received: it has an id
 
     def counted(self) -> None:
         entry = self.any_of(State.COUNTING)
@@ -399,10 +399,10 @@ class Walk:
             self.model.ready.append(entry.number)
 
     def lose(self) -> None:
-        known = [one.number for one in self.some() if one.state is not State.RECEIVED]
+        known = [item.number for item in self.some() if item.state is not State.RECEIVED]
         numbers = [number for number in known if self.chance.random() < 0.3] + [self.next_number + 5]
         released = self.table.mark_lost([EntryId(number) for number in numbers])
-        assert [one.ms for one in released] == self.model.mark_lost(numbers)
+        assert [item.ms for item in released] == self.model.mark_lost(numbers)
 
     def heartbeat_refused(self) -> None:
         entry = self.any_of()
@@ -416,13 +416,13 @@ class Walk:
     def expire(self) -> None:
         self.now += self.chance.randrange(40)
         late = self.table.expire(self.now, MAX_HOLD)
-        assert {one.id.ms: count for one, count in late if one.id is not None} == self.model.expire(self.now)
+        assert {item.id.ms: count for item, count in late if item.id is not None} == self.model.expire(self.now)
 
     def group_created_again(self) -> None:
         if self.chance.random() < 0.3:
             dropped = self.table.return_unstarted()
             expected = self.model.return_unstarted()
-            assert {one.id.ms: count for one, count in dropped if one.id is not None} == expected
+            assert {item.id.ms: count for item, count in dropped if item.id is not None} == expected
 
     def deliver_again(self) -> None:
         entry = self.any_of()
@@ -433,10 +433,10 @@ class Walk:
 
     def verify(self) -> None:
         self.now += self.chance.randrange(10)
-        confirmed = [one for one in self.some() if self.chance.random() < 0.5]
-        self.table.confirm(self.now + 30, [EntryId(one.number) for one in confirmed])
-        for one in confirmed:
-            one.valid = self.now + 30
+        confirmed = [item for item in self.some() if self.chance.random() < 0.5]
+        self.table.confirm(self.now + 30, [EntryId(item.number) for item in confirmed])
+        for item in confirmed:
+            item.valid = self.now + 30
         self.table.requeue_verified(self.now)
         self.model.verified(self.now)
 
@@ -457,26 +457,28 @@ class Walk:
     def compare(self) -> None:
         table, entries = self.table, self.model.entries
         records = table.messages()
-        assert [(one.id.ms, one._state, one.times_delivered) for one in records if one.id is not None] == [
-            (one.number, one.state, one.times) for one in entries
+        assert [(entry.id.ms, entry._state, entry.times_delivered) for entry in records if entry.id is not None] == [
+            (entry.number, entry.state, entry.times) for entry in entries
         ]
-        assert [one.id.ms for one in table._ready if one.id is not None] == self.model.ready
-        assert [one.ms for one in table._unverified] == self.model.unverified
-        size, outputs = sum(one.size for one in entries), sum(one.outputs for one in entries)
+        assert [item.id.ms for item in table._ready if item.id is not None] == self.model.ready
+        assert [item.ms for item in table._unverified] == self.model.unverified
+        size, outputs = sum(entry.size for entry in entries), sum(entry.outputs for entry in entries)
         assert (table.weight, table.outputs_bytes, self.process.weight) == (size, outputs, size)
         assert self.process.messages == len(entries)
         full = size + outputs >= MAX_BYTES
         assert table.capacity() == (0 if full else MAX_ENTRIES - len(entries))
-        claimed = sum(one.claimed for one in entries)
+        claimed = sum(entry.claimed for entry in entries)
         assert table.claim_capacity() == max(0, min(table.capacity(), MAX_ENTRIES // 2 - claimed))
-        isolated = [one.number for one in entries if one.number == self.model.isolated]
+        isolated = [entry.number for entry in entries if entry.number == self.model.isolated]
         assert len(isolated) <= 1
-        returned = {one.id.ms: count for one, count in table.return_counts() if one.id is not None}
-        assert returned == {one.number: self.model.return_count(one) for one in entries}
+        returned = {
+            return_count.id.ms: count for return_count, count in table.return_counts() if return_count.id is not None
+        }
+        assert returned == {entry.number: self.model.return_count(entry) for entry in entries}
         without = (State.LOST, State.EXPIRED, State.SETTLING_LOST)
-        kept = {one.ms for some in table.heartbeat_ids().values() for one in some}
-        assert kept == {one.number for one in entries if one.state not in without}
-        stuck = bool(entries) and table.capacity() <= 0 and all(one.state is State.EXPIRED for one in entries)
+        retained = {item.ms for batch in table.heartbeat_ids().values() for item in batch}
+        assert retained == {entry.number for entry in entries if entry.state not in without}
+        stuck = bool(entries) and table.capacity() <= 0 and all(entry.state is State.EXPIRED for entry in entries)
         assert table.stuck == stuck
 
 
@@ -488,7 +490,7 @@ def run(steps: int, walks: int) -> None:
     for number in range(MAX_EXTRA * walks):
         happened |= Walk(seed + number, in_order=number % 2 == 0).run(steps // walks)
         if number + 1 >= walks and happened == expected:
-            return  # some transitions are rare: a short run goes on until it has met them
+            return  # some transitions are rare: a short run continues until each of them has occurred
     assert happened == expected, "every transition was exercised"
 
 

@@ -17,19 +17,19 @@ from millstream.messaging import HandlerRefused
 async def handle(message: Message) -> None: ...
 
 
-@pytest.mark.parametrize("given", ["text", b"bytes", {"n": 1}, None])
+@pytest.mark.parametrize("value", ["text", b"bytes", {"n": 1}, None])
 @pytest.mark.parametrize("options", [{}, {"idempotency_key": "k"}, {"delay_ms": 5}])
 @pytest.mark.parametrize("codec", ["flat", "raw"])
-async def test_values_that_are_not_messages_are_not_published(given: Any, options: Any, codec: str) -> None:
+async def test_values_that_are_not_messages_are_not_published(value: Any, options: Any, codec: str) -> None:
     async with open_broker(f"local://{uuid4().hex}") as broker, Publisher(broker, codec=codec) as publisher:
         with pytest.raises(InvalidArgument, match=r"messages: .* Use Message objects, such as Message\(b'...'\)"):
-            await publisher.publish("orders", Message(b"1"), given, **options)
+            await publisher.publish("orders", Message(b"1"), value, **options)
         assert await broker.xlen("orders") == 0
 
 
 async def test_metadata_are_texts() -> None:
     async with open_broker(f"local://{uuid4().hex}") as broker, Publisher(broker) as publisher:
-        with pytest.raises(InvalidArgument, match=r"metadata: \{'attempt': 3\} .* texts alone, such as"):
+        with pytest.raises(InvalidArgument, match=r"metadata: \{'attempt': 3\} .* only texts, such as"):
             await publisher.publish("orders", Message(b"1", {"attempt": 3}))  # type: ignore[dict-item]
         assert await broker.xlen("orders") == 0
 

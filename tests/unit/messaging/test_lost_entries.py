@@ -25,7 +25,7 @@ SWEEP = script("sweep").sha
 
 def commands_of(request: Command | Batch) -> list[tuple[Any, ...]]:
     commands = [request] if isinstance(request, Command) else request.commands
-    return [tuple(one.args if isinstance(one, Command) else one) for one in commands]
+    return [tuple(command.args if isinstance(command, Command) else command) for command in commands]
 
 
 @pytest.mark.parametrize("charged", [True, False])

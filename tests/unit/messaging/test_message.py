@@ -31,11 +31,11 @@ def test_a_new_message_has_a_uuid_that_stays() -> None:
 
 
 def test_uuids_are_of_version_four_and_differ() -> None:
-    some = [new_uuid() for _ in range(1000)]
+    batch = [new_uuid() for _ in range(1000)]
 
-    assert len(set(some)) == 1000
+    assert len(set(batch)) == 1000
     assert all(
-        re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", one) for one in some
+        re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", item) for item in batch
     )
 
 

@@ -121,10 +121,10 @@ async def test_id_that_is_not_certain_is_none(broker: Broker, gone: int) -> None
         await publisher.publish("t", *messages("before"))
         broker.transport = OneFaultTransport(broker, LOST, delete_one)
         ids = await publisher.publish("t", *messages("a", "b", "c"))
-        found = {entry.fields[b"payload"]: entry.id for entry in await broker.xrange("t")}
+        result = {entry.fields[b"payload"]: entry.id for entry in await broker.xrange("t")}
         ids_by_payload = dict(zip([b"a", b"b", b"c"], ids, strict=True))
         for text, entry_id in ids_by_payload.items():
-            assert entry_id is None or entry_id == found.get(text) or text not in found
+            assert entry_id is None or entry_id == result.get(text) or text not in result
         assert sum(entry_id is not None for entry_id in ids) >= 2
 
 
@@ -158,9 +158,9 @@ async def test_every_transport_error_ends_in_stored_once_or_failed(broker: Broke
             except (MillstreamError, RuntimeError, OSError):
                 continue
             confirmed += [b"%da" % number, b"%db" % number]
-    found = await stored(broker)
-    assert len(found) == len(set(found))
-    assert [text for text in found if text in confirmed] == confirmed
+    result = await stored(broker)
+    assert len(result) == len(set(result))
+    assert [text for text in result if text in confirmed] == confirmed
 
 
 async def _keys(broker: Broker) -> list[bytes]:

@@ -101,7 +101,7 @@ class FaultyNetwork:
             for number, answer in zip(share, answers, strict=True):
                 replies[number] = answer
         if replies and all(isinstance(reply, BrokerUnavailable) for reply in replies):
-            raise next((one for one in replies if one.may_have_been_applied), replies[0])
+            raise next((reply for reply in replies if reply.may_have_been_applied), replies[0])
         return replies
 
     def _node_of(self, key: bytes | None) -> int:
@@ -163,22 +163,22 @@ class Storm:
             async with Publisher(broker) as publisher:
                 for _ in range(OUTAGES):
                     for topic in self.topics:
-                        some = [b"%d" % (len(sent) + n) for n in range(self.chance.randrange(40 // len(self.topics)))]
-                        await publisher.publish(topic, *(Message(one, {"key": f"k{one[-1]}"}) for one in some))
-                        sent.update(some)
+                        batch = [b"%d" % (len(sent) + n) for n in range(self.chance.randrange(40 // len(self.topics)))]
+                        await publisher.publish(topic, *(Message(item, {"key": f"k{item[-1]}"}) for item in batch))
+                        sent.update(batch)
                     await self._outage()
             for transport in self.transports:
                 transport.cut(self.nodes, away=False)
             for _ in range(60):  # each retry, rest and takeover takes a few of these at most
                 await asyncio.sleep(CLAIM_MS / 1000)
-                left = [topic for topic in self.topics if not await settled(broker, topic)]
+                remaining = [topic for topic in self.topics if not await settled(broker, topic)]
                 held = [sorted(map(str, table.ids())) for member in members for table in tables_of(member)]
-                if not left and not any(held):
+                if not remaining and not any(held):
                     break
             for member in members:
                 await member.close()
             await asyncio.gather(*at_work)
-        assert not left, "not everything was read and acknowledged"
+        assert not remaining, "not everything was read and acknowledged"
         assert held == [[]] * MEMBERS * len(self.topics)
         assert set(self.handled) == sent
         assert not self.events["messaging.consumer_shared"]
@@ -213,20 +213,20 @@ class Storm:
         return Message(message.payload) if self.publish_to else None
 
     async def _outage(self) -> None:
-        some = self.transports if self.chance.random() < 0.6 else [self.chance.choice(self.transports)]
+        batch = self.transports if self.chance.random() < 0.6 else [self.chance.choice(self.transports)]
         nodes = self.nodes if self.chance.random() < 0.5 else [self.chance.choice(self.nodes)]
         for _ in range(self.chance.randrange(1, 4)):
-            for transport in some:
+            for transport in batch:
                 transport.cut(nodes, away=True)
             await asyncio.sleep(self.chance.choice([0, 0.1, 1, 1.2 * CLAIM_MS / 1000, 2 * CLAIM_MS / 1000]))
-            for transport in some:
+            for transport in batch:
                 transport.cut(nodes, away=False)
             await asyncio.sleep(self.chance.choice([0.03, 0.1, 0.5]) * self.chance.random())
         await asyncio.sleep(self.chance.choice([0, 0.5, 3, CLAIM_MS / 1000]))
 
 
 def tables_of(member: Subscriber) -> list[InFlight]:
-    return [one._state.in_flight for one in member._open if isinstance(one, Subscription)]
+    return [item._state.in_flight for item in member._open if isinstance(item, Subscription)]
 
 
 ONCE_MORE = pytest.mark.at_length

@@ -63,7 +63,7 @@ def test_every_topic_is_visited_within_half_of_the_time_after_which_entries_are_
             ended = time.monotonic() * 1000
             asked = commands.copy()
             for number in range(TOPICS):
-                stamps = [began, *(one for one in visits[b"t%d" % number] if one <= ended), ended]
+                stamps = [began, *(visit for visit in visits[b"t%d" % number] if visit <= ended), ended]
                 assert max(later - earlier for earlier, later in pairwise(stamps)) <= claim_min_idle_ms / 2
             await subscriber.close()
             await asyncio.gather(*tasks)

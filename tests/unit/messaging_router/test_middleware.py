@@ -191,7 +191,7 @@ async def test_timeout_error_of_the_handler_is_not_mistaken_for_the_middleware_t
 # --- throttle -------------------------------------------------------------------------------------------------------
 
 
-def test_a_rate_limit_is_even_and_a_burst_is_earned_by_waiting() -> None:
+def test_a_rate_limit_is_even_and_idle_time_allows_a_burst() -> None:
     even = RateLimit(0.1, 1)
     assert [round(even.reserve(0.0), 6) for _ in range(4)] == [0.0, 0.1, 0.2, 0.3]
     bursty = RateLimit(0.1, 3)
@@ -203,9 +203,9 @@ async def test_throttle_counts_over_all_handlers_that_it_wraps() -> None:
     time = Time()
     handler, calls = failing(0)
     limited = throttle(10, per_ms=1_000, sleep=time.sleep, now=time.now)
-    one, two = limited(handler), limited(handler)
+    first, two = limited(handler), limited(handler)
     for _ in range(10):
-        await one(Message(b""))
+        await first(Message(b""))
         await two(Message(b""))
     assert len(calls) == 20
     assert round(time.at - 100, 6) == 1.9
@@ -487,10 +487,10 @@ async def test_metrics_count_the_outcome_of_each_handler() -> None:
 
 
 async def test_duplicate_calls_twice_with_messages_of_their_own() -> None:
-    seen: list[Message] = []
+    previous: list[Message] = []
 
     async def handler(message: Message) -> Message:
-        seen.append(message)
+        previous.append(message)
         message.metadata["changed"] = "yes"
         return Message(b"out")
 
@@ -498,8 +498,8 @@ async def test_duplicate_calls_twice_with_messages_of_their_own() -> None:
     outputs = await duplicate()(handler)(incoming)
     assert isinstance(outputs, list)
     assert len(outputs) == 2
-    assert [message.uuid for message in seen] == ["u1", "u1"]
-    assert seen[0] is not seen[1]
+    assert [message.uuid for message in previous] == ["u1", "u1"]
+    assert previous[0] is not previous[1]
 
 
 @pytest.mark.parametrize("after", [False, True])

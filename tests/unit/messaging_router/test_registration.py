@@ -72,7 +72,7 @@ async def test_a_sync_handler_runs_in_a_thread() -> None:
 async def takes_none() -> None: ...
 
 
-async def takes_two(one: Message, two: Message) -> None: ...
+async def takes_two(first: Message, two: Message) -> None: ...
 
 
 async def keyword_only(*, message: Message) -> None: ...
@@ -126,10 +126,10 @@ def test_close_timeout_of_a_handler_is_refused_with_advice() -> None:
 
 
 async def test_current_handler_is_set_during_the_call_only() -> None:
-    seen = []
+    received = []
 
     async def handler(message: Message) -> None:
-        seen.append(current_handler())
+        received.append(current_handler())
         if message.payload:
             raise OSError("down")
 
@@ -138,7 +138,7 @@ async def test_current_handler_is_set_during_the_call_only() -> None:
     await wrapped(Message(b""))
     with pytest.raises(OSError, match="down"):
         await wrapped(Message(b"x"))
-    assert seen == [("charge", "orders", "billing", "worker-1", self_made)] * 2
+    assert received == [("charge", "orders", "billing", "worker-1", self_made)] * 2
     assert current_handler().handler == ""
 
 

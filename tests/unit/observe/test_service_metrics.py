@@ -138,10 +138,10 @@ def test_events_of_other_packages_are_ignored() -> None:
 
 def test_alert_table_is_consistent() -> None:
     """One name has one kind, one text and one set of labels, and follows the naming rules of Prometheus."""
-    seen: dict[str, tuple[type, str, tuple[str, ...]]] = {}
+    received: dict[str, tuple[type, str, tuple[str, ...]]] = {}
     for meaning in itertools.chain.from_iterable(MEANINGS.values()):
         shape = (type(meaning), meaning.text, meaning.labels)
-        assert seen.setdefault(meaning.metric, shape) == shape
+        assert received.setdefault(meaning.metric, shape) == shape
         match meaning:
             case Count():
                 assert meaning.metric.endswith("_total")

@@ -278,7 +278,7 @@ class _Broken(SpanProcessor):
         raise OSError("the span processor is broken")
 
 
-async def test_broken_span_processor_costs_no_message(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broken_span_processor_does_not_affect_messages(caplog: pytest.LogCaptureFixture) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(_Broken())
     enable_tracing(provider)

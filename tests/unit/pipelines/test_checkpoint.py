@@ -1,4 +1,4 @@
-"""A checkpoint knows whose it is and what its spec was, and says what a changed spec means for it."""
+"""A checkpoint records its pipeline and its spec, and gives a verdict on each change of the spec."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def verdicts(checkpoint: Checkpoint, **spec: Any) -> list[tuple[str, bool]]:
     return [(verdict.part, verdict.compatible) for verdict in checkpoint.verdicts(planned(**spec))]
 
 
-def test_the_application_stays_and_a_reset_makes_another(checkpoint: Checkpoint) -> None:
+def test_application_id_stays_and_a_reset_creates_another(checkpoint: Checkpoint) -> None:
     first = checkpoint.open(planned())
     assert checkpoint.open(planned()) == first
     checkpoint.reset(planned())

@@ -79,8 +79,8 @@ def test_error_of_a_pipeline_with_a_mask_quotes_no_value(text: str, caplog: pyte
 
     with caplog.at_level(logging.DEBUG), pytest.raises(MillstreamError) as caught:
         retry.until_taken("main", lambda: None, attempt)
-    shown = "".join(traceback.format_exception(caught.value)).replace(__file__, "")
-    assert "The value 'x'" not in f"{shown}{events}{caplog.text}"
+    output = "".join(traceback.format_exception(caught.value)).replace(__file__, "")
+    assert "The value 'x'" not in f"{output}{events}{caplog.text}"
     assert "SQLSTATE" in str(caught.value)
 
 

@@ -74,7 +74,7 @@ def test_document_is_an_event_or_has_a_reason(text: str) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(documents())
-def test_masked_field_leaves_in_no_place(text: str) -> None:
+def test_masked_field_is_in_no_output(text: str) -> None:
     mask = Mask(type="mask", fields={"email": "hash", "a.b": "redact"})
     concealed = _concealed(text, hidden_before([mask]))
     _concealed_key(text, (text, None), hidden_before([mask]))
@@ -94,9 +94,9 @@ def test_json_is_written_as_it_was_read(text: str) -> None:
         return
     assert canonical(parse(write(value))) == canonical(value)
     assert write(value).encode()
-    for one in members(text).values() if isinstance(value, dict) else ():
-        if one.value is not None:  # a null is no value of a key
-            assert canonical(parse(as_json(distinct_text(one.value)))) == canonical(one.value)
+    for item in members(text).values() if isinstance(value, dict) else ():
+        if item.value is not None:  # a null is no value of a key
+            assert canonical(parse(as_json(distinct_text(item.value)))) == canonical(item.value)
 
 
 def _row(text: str) -> Any:

@@ -29,13 +29,13 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_missing_java_is_reported() -> None:
     assert java_problem() == (
-        "Spark needs Java 17 or newer, and there is none. Install it: apt-get install openjdk-17-jre-headless"
+        "Spark needs Java 17 or newer, and no Java is installed. Install it: apt-get install openjdk-17-jre-headless"
     )
 
 
-@pytest.mark.parametrize("said", [NEW, 'openjdk version "17" 2021-09-14', 'java version "25-ea" 2025-09-16'])
-def test_suitable_java_is_accepted(machine: Path, said: str) -> None:
-    install(machine / "bin" / "java", f"echo '{said}' >&2")
+@pytest.mark.parametrize("output", [NEW, 'openjdk version "17" 2021-09-14', 'java version "25-ea" 2025-09-16'])
+def test_suitable_java_is_accepted(machine: Path, output: str) -> None:
+    install(machine / "bin" / "java", f"echo '{output}' >&2")
     assert java_problem() is None
 
 
@@ -53,7 +53,7 @@ def test_java_that_is_too_old_is_reported(machine: Path, said: str, version: str
             "echo 'Picked up JAVA_TOOL_OPTIONS: -Xmx1' >&2; echo 'Too small heap' >&2; exit 1",
             "exit code 1: Too small heap",
         ),
-        ("exit 0", "exit code 0: no word"),
+        ("exit 0", "exit code 0: no output"),
     ],
 )
 def test_java_that_does_not_start_is_reported(machine: Path, script: str, said: str) -> None:
@@ -61,26 +61,26 @@ def test_java_that_does_not_start_is_reported(machine: Path, script: str, said: 
     assert f"does not start ({said}), and Spark needs it." in (java_problem() or "")
 
 
-def test_java_home_wins_as_it_does_for_spark(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_has_priority_as_in_spark(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(machine / "bin" / "java", f"echo '{NEW}' >&2")
     monkeypatch.setenv("JAVA_HOME", str(machine / "jdk"))
     assert java_problem() == (
-        f"JAVA_HOME is {machine / 'jdk'}, where no bin/java is. Unset it, or let it name a Java of 17 or newer."
+        f"JAVA_HOME is {machine / 'jdk'}, which has no bin/java. Unset it, or set it to a Java 17 or newer."
     )
     install(machine / "jdk" / "bin" / "java", "echo 'java version \"1.8.0\"' >&2")
-    assert "is 8. Let JAVA_HOME name another." in (java_problem() or "")
+    assert "is 8. Set JAVA_HOME to another Java." in (java_problem() or "")
     install(machine / "jdk" / "bin" / "java", f"echo '{NEW}' >&2")
     assert java_problem() is None
 
 
-def test_the_doctor_looks_at_the_java_that_spark_would_run(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_examines_the_java_that_spark_would_run(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAVA_HOME has priority over PATH: a suitable Java in PATH is not used."""
     install(machine / "bin" / "java", f"echo '{NEW}' >&2")
     install(machine / "old" / "bin" / "java", """echo 'openjdk version "11.0.2"' >&2""")
 
-    [fine] = [one for one in examine_machine() if one.what == "Java"]
+    [fine] = [item for item in examine_machine() if item.what == "Java"]
     monkeypatch.setenv("JAVA_HOME", str(machine / "old"))
-    [old] = [one for one in examine_machine() if one.what == "Java"]
+    [old] = [item for item in examine_machine() if item.what == "Java"]
 
     assert fine.level is Severity.ok
     assert old.level is Severity.warning

@@ -60,9 +60,13 @@ def test_unbounded_nesting_is_refused() -> None:
 @given(st.dictionaries(st.text(max_size=5), json_values, max_size=4), st.sampled_from(["", " ", "\n "]))
 def test_members_keep_their_exact_text(row: dict[str, Any], space: str) -> None:
     text = "{" + ",".join(f"{space}{json.dumps(name)}{space}:{json.dumps(value)}" for name, value in row.items()) + "}"
-    found = members(space + text + space)
-    assert {name: one.text for name, one in found.items()} == {name: json.dumps(value) for name, value in row.items()}
-    assert {name: one.value for name, one in found.items()} == {name: parse(json.dumps(v)) for name, v in row.items()}
+    result = members(space + text + space)
+    assert {name: match.text for name, match in result.items()} == {
+        name: json.dumps(value) for name, value in row.items()
+    }
+    assert {name: match.value for name, match in result.items()} == {
+        name: parse(json.dumps(v)) for name, v in row.items()
+    }
 
 
 @given(json_values)

@@ -41,7 +41,7 @@ class Scene:
         self.events.append(facts)
 
     def shows(self, lag: int | None) -> bool:
-        return self.watch.shown() == {"lag": lag}
+        return self.watch.to_status() == {"lag": lag}
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_lag_follows_the_source_until_the_batch_is_done(scene: Scene) -> None:
         wait_until(lambda: scene.shows(3))
         scene.behind = 9
         wait_until(lambda: scene.shows(9))
-    assert scene.watch.shown() == {}, "Spark's own word again"
+    assert scene.watch.to_status() == {}, "Spark's own word again"
     wait_until(lambda: scene.events)
     assert scene.events[0] == {"pipeline": "orders", "entries": 3}
 

@@ -82,7 +82,7 @@ def test_pipeline_without_a_port_is_shown_as_running(file: Path, tmp_path: Path)
     reported = typed("status", file, "-o", "json")
     assert json.loads(reported.stdout)["state"] == "running"
     assert f"'orders' runs in process {os.getpid()}, which has no HTTP port (--http-port 0)" in reported.stderr
-    assert [one["state"] for one in json.loads(typed("ls", file, "-o", "json").stdout)] == ["running"]
+    assert [row["state"] for row in json.loads(typed("ls", file, "-o", "json").stdout)] == ["running"]
     checkpoint.withdraw()
     reported = typed("status", file, "-o", "json")
     assert (json.loads(reported.stdout)["state"], reported.stderr) == ("not running", "")
@@ -129,7 +129,7 @@ def test_plan_reports_a_directory_that_is_not_a_checkpoint(file: Path, tmp_path:
 
 
 def test_running_pipeline_is_found_on_any_port(file: Path, tmp_path: Path) -> None:
-    """And what it says is what HTTP says: one record."""
+    """It prints the same record as HTTP."""
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.open(make_plan(pipeline()))
     asleep = json.loads(typed("status", file, "-o", "json").stdout)

@@ -60,5 +60,5 @@ def test_kept_demo_file_contains_no_password(file: str, url: str, asked: str) ->
     text = of_the_demo(file, url)
     assert "secret" not in text
     assert f"{asked} millstream pipeline run shop.yaml" in text.splitlines()[0]
-    given = {"DEMO_URL": url, "DEMO_DSN": "postgresql://shop:secret@127.0.0.1/shop"}
-    assert describe(make_plan(parse_pipeline(text, environ=given)))
+    options = {"DEMO_URL": url, "DEMO_DSN": "postgresql://shop:secret@127.0.0.1/shop"}
+    assert describe(make_plan(parse_pipeline(text, environ=options)))

@@ -9,7 +9,7 @@ import pytest
 
 from millstream.pipelines import SpecRefused, json_schema, parse_pipeline
 from millstream.pipelines.plan import make_plan
-from millstream.pipelines.session import check_before, check_parts, first_trouble
+from millstream.pipelines.session import check_before, check_parts, first_error
 from millstream.pipelines.spec.part import IN_WORDS
 from millstream.pipelines.status import Tally
 from millstream.testing import free_port
@@ -53,7 +53,7 @@ def test_every_pattern_of_the_spec_has_a_description() -> None:
             return own.union(*map(patterns, schema.values()))
         return set().union(*map(patterns, schema)) if isinstance(schema, list) else set()
 
-    durations_and_sizes = {one for one in patterns(json_schema()) if "ms" in one or "[bB]" in one}
+    durations_and_sizes = {pattern for pattern in patterns(json_schema()) if "ms" in pattern or "[bB]" in pattern}
     assert patterns(json_schema()) - durations_and_sizes <= IN_WORDS.keys()
 
 
@@ -91,7 +91,7 @@ def test_unreachable_required_sink_is_reported_before_spark_starts(
         check_before([made], once=True, master="local[1]")
     assert "shop: sink out at redis://127.0.0.1" in caplog.text
     assert "does not answer" in caplog.text
-    assert "It is tried for 90 s, then the pipeline fails" in caplog.text
+    assert "It is retried for 90 s, then the pipeline fails" in caplog.text
 
 
 def test_tally_counts_rows_in_and_out_for_each_sink() -> None:
@@ -140,4 +140,4 @@ Caused by: java.io.IOException: something else
     ],
 )
 def test_first_error_of_a_failed_spark_start_is_reported(output: str, reported: str | None) -> None:
-    assert first_trouble(output) == reported
+    assert first_error(output) == reported

@@ -46,7 +46,7 @@ def test_processors_after_a_per_batch_one_run_in_the_batch() -> None:
         ({"source": {"type": "spark", "config": {"format": "kafka"}}}, "exactly_once_by_event_id", "none"),
     ],
 )
-def test_by_position_only_where_a_replay_brings_the_same_rows_in_the_same_order(
+def test_delivery_by_position_needs_a_replay_with_the_same_rows_in_order(
     spec: dict[str, Any], delivery: str, numbering: str
 ) -> None:
     made = planned(**spec)
@@ -105,7 +105,7 @@ def test_dead_letters_go_to_the_first_redis_by_default() -> None:
     assert planned(dlq={"enabled": False}).dead_letters is None
 
 
-def test_whether_anything_can_fail_is_known() -> None:
+def test_plan_knows_whether_an_event_can_fail() -> None:
     assert not planned().failures
     assert planned(processors=[PYTHON]).failures
     assert planned(source={"type": "redis", "config": {"uri": URI, "stream": "in"}}).failures

@@ -37,7 +37,7 @@ OURS = json.dumps({"streams": {"a": {"id": "5-0", "added": 9, "lag": 4}, "b": {"
         ([], None),
     ],
 )
-def test_lag_is_what_our_source_says_and_unknown_elsewhere(reports: list[Any], expected: int | None) -> None:
+def test_lag_is_reported_by_our_source_and_unknown_for_others(reports: list[Any], expected: int | None) -> None:
     assert lag(reports) == expected
 
 
@@ -45,19 +45,19 @@ def status(sinks: dict[str, str], **progress: Any) -> PipelineStatus:
     return PipelineStatus("orders", "acme", "running", None, 3, None, "/c", "ok", sinks, {}, progress)
 
 
-def drawn(one: PipelineStatus) -> str:
+def drawn(first: PipelineStatus) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(_table([one]))
+    console.print(_table([first]))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_rates_lag_batch_time_and_sinks_are_shown() -> None:
-    one = status({"a": "ok", "b": "retrying"}, rows=70, processed_rows_per_second=1234.5, lag=5678, batch_ms=90)
-    head, row = drawn(one).splitlines()
+    first = status({"a": "ok", "b": "retrying"}, rows=70, processed_rows_per_second=1234.5, lag=5678, batch_ms=90)
+    head, row = drawn(first).splitlines()
     assert head.split() == ["pipeline", "state", "batch", "rows", "rows/s", "lag", "batch", "ms", "sinks"]
     assert row.split() == ["orders", "running", "3", "70", "1,234", "5,678", "90", "a", "ok,", "b", "retrying"]
-    assert "lag 5,678, 90 ms, sinks: a ok, b retrying" in _line(one)
+    assert "lag 5,678, 90 ms, sinks: a ok, b retrying" in _line(first)
 
 
 def test_unknown_values_are_shown_as_a_dash() -> None:

@@ -35,7 +35,7 @@ def options(made: PostgresSource, **opening: Any) -> dict[str, str]:
     return made._options(Opening("My.Shop", "t", 500, checkpoint="/checkpoint", **opening))
 
 
-def test_names_come_from_the_pipeline_and_segments_lie_under_its_checkpoint() -> None:
+def test_names_come_from_the_pipeline_and_segments_are_under_its_checkpoint() -> None:
     reported = options(source())
     slot = source().slot("My.Shop")
     assert (reported["slot"], reported["publication"], reported["sourceName"]) == (slot, slot, "My.Shop")
@@ -122,12 +122,12 @@ def test_a_database_of_mariadb_is_a_schema_and_plain_with_its_tables(
 )
 def test_a_password_is_in_a_file_and_in_nothing_else(dsn: str) -> None:
     made, secrets = source(f'dsn: "{dsn}", tables: [t]'), SecretFiles()
-    given = options(made, secrets=secrets)
-    assert "dsn" not in given
-    assert Path(given["dsnFile"]).read_text() == dsn
-    assert Path(given["dsnFile"]).stat().st_mode & 0o777 == 0o600
+    arguments = options(made, secrets=secrets)
+    assert "dsn" not in arguments
+    assert Path(arguments["dsnFile"]).read_text() == dsn
+    assert Path(arguments["dsnFile"]).stat().st_mode & 0o777 == 0o600
     assert list(made.secrets()) == [dsn]
-    displayed = f"{given} {made!r} {made.identity()} {made.login()!r}"
+    displayed = f"{arguments} {made!r} {made.identity()} {made.login()!r}"
     assert "s3cret" not in displayed
     secrets.close()
 

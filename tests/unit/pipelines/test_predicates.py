@@ -31,21 +31,21 @@ def kind(value: Any) -> str:
     return "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
 
 
-def model(field: Any, test: str, given: Any) -> bool:
+def model(field: Any, test: str, value: Any) -> bool:
     """Equal and ordered within one kind, by exact value; a missing field passes only the negative tests."""
     if test in ("exists", "not_exists"):
         return (field is not None) == (test == "exists")
     if test in ("ne", "not_in"):
-        return not model(field, "eq" if test == "ne" else "in", given)
+        return not model(field, "eq" if test == "ne" else "in", value)
     if test == "in":
-        return any(model(field, "eq", one) for one in given)
+        return any(model(field, "eq", item) for item in value)
     if field is None:
         return False
     if test == "contains":
-        return given in (field if isinstance(field, str) else json.dumps(field))
-    if kind(field) != kind(given) or (kind(field) == "bool" and test != "eq"):
+        return value in (field if isinstance(field, str) else json.dumps(field))
+    if kind(field) != kind(value) or (kind(field) == "bool" and test != "eq"):
         return False
-    remaining, right = (Decimal(repr(one)) if kind(one) == "number" else one for one in (field, given))
+    remaining, right = (Decimal(repr(item)) if kind(item) == "number" else item for item in (field, value))
     return {
         "eq": remaining == right,
         "gt": remaining > right,
@@ -57,8 +57,8 @@ def model(field: Any, test: str, given: Any) -> bool:
 
 @given(st.none() | scalars, st.sampled_from(TESTS), scalars, st.lists(scalars, min_size=1, max_size=3))
 def test_predicate_matches_its_model(field: Any, test: str, one: Any, many: list[Any]) -> None:
-    given: Any = {"in": many, "not_in": many, "exists": True, "not_exists": True, "contains": str(one)}.get(test, one)
-    assert holds(field, **{test: given}) == model(field, test, given)
+    values: Any = {"in": many, "not_in": many, "exists": True, "not_exists": True, "contains": str(one)}.get(test, one)
+    assert holds(field, **{test: values}) == model(field, test, values)
 
 
 def test_integers_of_any_length_are_compared_exactly() -> None:

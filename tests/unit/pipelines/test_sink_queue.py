@@ -201,7 +201,7 @@ def test_deliverer_survives_unexpected_errors(queue: SinkQueue, monkeypatch: pyt
 def test_batch_dropped_during_its_delivery_does_not_fail_the_sink(
     queue: SinkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full queue gives up the oldest batch, which is the one that the deliverer has in its hands."""
+    """A full queue drops the oldest batch, which is the one that is being delivered."""
     monkeypatch.setattr("millstream.pipelines.sink_queue.activate", lambda session: None)
     running = Delivering(queue)
     oldest = queue.oldest

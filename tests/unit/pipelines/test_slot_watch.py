@@ -29,7 +29,7 @@ def test_the_time_since_the_last_acknowledgement_grows_until_the_position_moves(
         now[0] += 10
     assert [facts["unacknowledged_s"] for facts in reported] == [0, 10, 0]
     assert [facts["held_bytes"] for facts in reported] == [100, 100, 5]
-    assert watch.shown() == {
+    assert watch.to_status() == {
         "slot": {"name": "s", "active": True, "held_bytes": 5, "wal_status": "reserved", "unacknowledged_s": 10}
     }
     assert {(facts["name"], facts["pipeline"], facts["slot"], facts["wal_status"]) for facts in reported} == {

@@ -74,8 +74,8 @@ def test_every_problem_is_in_one_message_with_its_line_and_path() -> None:
       config: {id: orders-redis, uri: "redis://h", stream: "x.${source.tabel}"}
     - type: kafka
 """
-    found = problems(text, {})
-    assert [(line, path) for line, path, _ in found] == [
+    result = problems(text, {})
+    assert [(line, path) for line, path, _ in result] == [
         (2, "kind"),
         (10, "spec.processors[0].tabels"),
         (15, "spec.sinks[0].config.uri"),
@@ -84,7 +84,7 @@ def test_every_problem_is_in_one_message_with_its_line_and_path() -> None:
         (19, "spec.sinks[1].config.stream"),
         (20, "spec.sinks[2].type"),
     ]
-    output = {path: message for _, path, message in found}
+    output = {path: message for _, path, message in result}
     assert "did you mean tables?" in output["spec.processors[0].tabels"]
     assert "REDIS_URI is not set" in output["spec.sinks[0].config.uri"]
     assert "allowed here: batch_timeout" in output["spec.sinks[0].config.strem"]

@@ -38,8 +38,8 @@ def existing_cache() -> StartCache:
 def with_archive() -> StartCache:
     cache = existing_cache()
     cache.archive.write_bytes(b"classes")
-    found = cache.archive.stat()
-    cache.archive.with_suffix(".json").write_text(json.dumps({"size": found.st_size, "mtime": int(found.st_mtime)}))
+    result = cache.archive.stat()
+    cache.archive.with_suffix(".json").write_text(json.dumps({"size": result.st_size, "mtime": int(result.st_mtime)}))
     assert cache.is_ready()
     return cache
 
@@ -118,7 +118,7 @@ def test_same_java_and_spark_have_the_same_directory() -> None:
 
 
 @pytest.mark.parametrize("master", ["yarn", "k8s://https://cluster:6443", "local-cluster[2,1,600]"])
-def test_masters_that_need_the_zipped_modules_are_left_alone(master: str) -> None:
+def test_masters_that_need_the_zipped_modules_get_no_cache(master: str) -> None:
     assert cache_of(master) is None
 
 
@@ -151,7 +151,7 @@ def test_cache_that_cannot_be_written_is_not_used(cache_home: Path, monkeypatch:
     assert cache_of() is None
 
 
-def test_own_options_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_options_of_the_user_have_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xmx3g")
     variables = with_archive().environment()
     assert variables["SPARK_SUBMIT_OPTS"].endswith(" -Xmx3g")

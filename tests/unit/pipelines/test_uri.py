@@ -10,7 +10,7 @@ from specs import pipeline, planned, redis_sink
 from millstream.pipelines.checkpoint import fingerprint
 from millstream.pipelines.errors import SpecRefused
 from millstream.pipelines.plan import describe, make_plan
-from millstream.pipelines.redis_address import shown, without_secrets
+from millstream.pipelines.redis_address import without_password, without_secrets
 from millstream.pipelines.spec.load import parse_pipeline
 
 SPEC = """
@@ -47,7 +47,7 @@ def refused(uri: str = "redis://localhost", more: str = "", environ: dict[str, s
     ],
 )
 def test_password_is_never_displayed(uri: str, people: str, compared: str) -> None:
-    assert (shown(uri), without_secrets(uri)) == (people, compared)
+    assert (without_password(uri), without_secrets(uri)) == (people, compared)
     assert "s3cret" not in str(describe(planned(sinks=[redis_sink(uri=uri)])))
 
 
@@ -108,8 +108,8 @@ def test_an_unset_variable_hides_no_other_problem_of_its_line() -> None:
 
 
 def test_two_unset_ids_are_not_one_id_twice() -> None:
-    one = '{type: redis, config: {id: "$%s", stream: out, uri: "redis://localhost"}}'
-    text = SPEC.partition("  sinks:")[0] % "" + f"  sinks: [{one % '{A}'}, {one % '{B}'}]"
+    template = '{type: redis, config: {id: "$%s", stream: out, uri: "redis://localhost"}}'
+    text = SPEC.partition("  sinks:")[0] % "" + f"  sinks: [{template % '{A}'}, {template % '{B}'}]"
     with pytest.raises(SpecRefused) as caught:
         parse_pipeline(text, environ={})
     assert [problem.path for problem in caught.value.problems] == [f"spec.sinks[{n}].config.id" for n in (0, 1)]

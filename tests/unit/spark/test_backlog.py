@@ -1,4 +1,4 @@
-"""How many entries lie between two offsets, as far as anybody knows."""
+"""The number of entries between two offsets, if it can be known."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from millstream.spark.sink_options import sink_options
 URL = "redis://localhost:6379"
 
 
-def source(streaming: bool = True, **given: str):
-    return source_options({"url": URL, "subscribe": "orders", **given}, streaming=streaming)
+def source(streaming: bool = True, **options: str):
+    return source_options({"url": URL, "subscribe": "orders", **options}, streaming=streaming)
 
 
-def sink(streaming: bool = True, **given: str):
-    return sink_options({"url": URL, "stream": "out", **given}, streaming=streaming)
+def sink(streaming: bool = True, **options: str):
+    return sink_options({"url": URL, "stream": "out", **options}, streaming=streaming)
 
 
 def test_the_source_reads_kafkas_names_in_any_case():
@@ -94,9 +94,9 @@ def test_invalid_source_option_is_named(given: dict[str, str], named: str):
 
 def test_ending_offset_of_an_unsubscribed_stream_is_an_error():
     """A typo there would read to the end, in silence."""
-    given = {"url": URL, "subscribe": "orders", "endingOffsets": '{"order": "5-0"}'}
+    options = {"url": URL, "subscribe": "orders", "endingOffsets": '{"order": "5-0"}'}
     with pytest.raises(InvalidOption) as caught:
-        source_options(given, streaming=False)
+        source_options(options, streaming=False)
     assert caught.value.option == "endingOffsets"
 
 
@@ -189,8 +189,8 @@ def test_embedded_broker_is_rejected_with_advice():
 
 
 def test_timeouts_reach_the_address_of_both_sides():
-    given = {"connectTimeoutMs": "70", "answerTimeoutMs": "80"}
-    for address in (source(**given).address, sink(**given).address):
+    options = {"connectTimeoutMs": "70", "answerTimeoutMs": "80"}
+    for address in (source(**options).address, sink(**options).address):
         assert (address.connect_ms, address.answer_ms) == (70, 80)
         assert pickle.loads(pickle.dumps(address)) == address
     assert (sink().address.connect_ms, sink().address.answer_ms) == (5000, 5000)

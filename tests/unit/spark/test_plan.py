@@ -183,9 +183,11 @@ def test_deleted_stream_that_matches_the_pattern_is_a_gap(available_now: bool):
     del server.held["b"]
     server.names = ["a"]
     reported: list[str] = []
-    given = source_options({"url": "redis://h", "subscribePattern": "[ab]"}, streaming=True)
+    arguments = source_options({"url": "redis://h", "subscribePattern": "[ab]"}, streaming=True)
     target = latest_offset(server) if available_now else None
-    next_offset(server, given, start, max_rows=None, target=target, on_gap=lambda stream, gap: reported.append(stream))
+    next_offset(
+        server, arguments, start, max_rows=None, target=target, on_gap=lambda stream, gap: reported.append(stream)
+    )
     assert reported == ["b"]
 
 
@@ -314,10 +316,10 @@ def test_offset_without_a_digest_is_accepted():
 
 def test_unsplit_streams_are_one_range_each():
     server = FakeStats(a=list(range(1, 101)), b=list(range(1, 11)))
-    given = {"subscribe": "a,b", "splitStreams": "false", "minPartitions": "8"}
-    start = first_offset(server, options(**given), "earliest")
+    arguments = {"subscribe": "a,b", "splitStreams": "false", "minPartitions": "8"}
+    start = first_offset(server, options(**arguments), "earliest")
     for max_rows in (None, 60):
-        end = following(server, start, max_rows, **given)
+        end = following(server, start, max_rows, **arguments)
         packed = pack(ranges(start, end), end.partitions)
         assert [len(group) for group in packed] == [1, 1], "one range for each stream, in different tasks"
     unsplit = {"splitStreams": "false", "minPartitions": "8"}

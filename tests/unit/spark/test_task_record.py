@@ -48,12 +48,12 @@ def test_committed_record_refuses_a_task_that_brings_more_rows(broker):
     assert broker.xlen("out") == 3
 
 
-@pytest.mark.parametrize("given", [{0: 3}, {0: 3, 1: 1}])
-def test_commit_refuses_rows_that_an_uncommitted_attempt_stored_for_another_cut(broker, given):
+@pytest.mark.parametrize("value", [{0: 3}, {0: 3, 1: 1}])
+def test_commit_refuses_rows_that_an_uncommitted_attempt_stored_for_another_cut(broker, value):
     task(broker, range(3))
     task(broker, range(3, 5), partition=1)
     with pytest.raises(NonDeterministicReplay):
-        record_tasks(broker, {POSITION: given}, 2, WEEK_MS)
+        record_tasks(broker, {POSITION: value}, 2, WEEK_MS)
 
 
 def test_commit_refuses_rows_of_a_task_beyond_the_number_of_tasks(broker):

@@ -189,7 +189,7 @@ def test_create_in_s3_requires_a_conditional_put(hadoop: FakeHadoop, monkeypatch
         (JavaError("IllegalArgumentException", "Wrong FS"), StorageError, "spark.conf"),
     ],
 )
-def test_errors_of_the_store_are_told_apart(
+def test_errors_of_the_store_are_distinguished(
     hadoop: FakeHadoop, thrown: JavaError, expected: type[Exception], advice: str
 ) -> None:
     storage = open_storage("s3a://bucket/d", lambda: hadoop)
@@ -272,5 +272,5 @@ def test_hand_over_names_port_and_token() -> None:
     from types import SimpleNamespace
 
     parameters = SimpleNamespace(address="127.0.0.1", port=1234, auth_token="t0ken")
-    given = json.loads(hand_over(SimpleNamespace(gateway_parameters=parameters)))
-    assert given == {"address": "127.0.0.1", "port": 1234, "token": "t0ken"}
+    values = json.loads(hand_over(SimpleNamespace(gateway_parameters=parameters)))
+    assert values == {"address": "127.0.0.1", "port": 1234, "token": "t0ken"}

@@ -23,10 +23,10 @@ SENT = (0.0, 1, "sent", "a")
 
 
 def test_complete_ledger_has_no_violations() -> None:
-    found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "done", "a"))
+    result = verdict(SENT, (1, 2, "started", "a"), (2, 2, "done", "a"))
 
-    assert found.kept
-    assert (found.sent, found.starts, found.done, found.repeated) == (1, 1, 1, {})
+    assert result.kept
+    assert (result.sent, result.starts, result.done, result.repeated) == (1, 1, 1, {})
 
 
 def test_message_neither_done_nor_dead_lettered_is_lost() -> None:
@@ -40,63 +40,63 @@ def test_message_that_was_not_sent_is_a_violation() -> None:
 
 
 def test_message_handled_by_two_processes_at_a_time_is_a_violation() -> None:
-    found = verdict(SENT, (1, 2, "started", "a"), (2, 3, "started", "a"), (3, 2, "done", "a"), (4, 3, "done", "a"))
-    assert found.concurrent == {"a"}
-    assert not found.kept
+    result = verdict(SENT, (1, 2, "started", "a"), (2, 3, "started", "a"), (3, 2, "done", "a"), (4, 3, "done", "a"))
+    assert result.concurrent == {"a"}
+    assert not result.kept
 
 
 def test_message_handled_twice_at_a_time_in_one_process_is_a_violation() -> None:
     """Its first start is still open when the second begins."""
-    found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "started", "a"), (3, 2, "done", "a"), (4, 2, "done", "a"))
-    assert found.concurrent == {"a"}
+    result = verdict(SENT, (1, 2, "started", "a"), (2, 2, "started", "a"), (3, 2, "done", "a"), (4, 2, "done", "a"))
+    assert result.concurrent == {"a"}
 
 
 def test_redelivery_after_a_kill_is_excused() -> None:
-    found = verdict(
+    result = verdict(
         *(SENT, (1, 2, "started", "a"), (1.5, 1, "killed", "2")),
         *((3, 3, "started", "a"), (4, 3, "done", "a")),
     )
-    assert found.kept
+    assert result.kept
 
-    found = verdict(
+    result = verdict(
         *(SENT, (1, 2, "started", "a"), (1.2, 2, "done", "a"), (1.5, 1, "killed", "2")),
         *((3, 3, "started", "a"), (4, 3, "done", "a")),
     )
-    assert found.kept
-    assert found.repeated == {"a": 2}
+    assert result.kept
+    assert result.repeated == {"a": 2}
 
 
 def test_redelivery_long_before_a_kill_is_a_violation() -> None:
-    found = verdict(
+    result = verdict(
         *(SENT, (1, 2, "started", "a"), (1.2, 2, "done", "a"), (9, 1, "killed", "2")),
         *((10, 3, "started", "a"), (11, 3, "done", "a")),
     )
-    assert found.unexcused == {"a"}
+    assert result.unexcused == {"a"}
 
 
 def test_redelivery_without_a_fault_is_a_violation() -> None:
-    found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "done", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"))
-    assert found.unexcused == {"a"}
+    result = verdict(SENT, (1, 2, "started", "a"), (2, 2, "done", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"))
+    assert result.unexcused == {"a"}
 
 
 def test_failed_message_is_redelivered() -> None:
-    found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "failed", "a"), (3, 2, "started", "a"), (4, 2, "done", "a"))
-    assert found.kept
+    result = verdict(SENT, (1, 2, "started", "a"), (2, 2, "failed", "a"), (3, 2, "started", "a"), (4, 2, "done", "a"))
+    assert result.kept
 
 
 def test_stopped_process_is_overtaken() -> None:
-    found = verdict(
+    result = verdict(
         *(SENT, (1, 2, "started", "a"), (1.5, 1, "stopped", "2"), (3, 3, "started", "a"), (4, 3, "done", "a")),
         (5, 2, "done", "a"),
     )
-    assert found.kept
-    assert found.overtaken == {"a"}
+    assert result.kept
+    assert result.overtaken == {"a"}
 
 
 def test_start_between_record_and_stop_is_overtaken() -> None:
-    rest = ((1.6, 2, "started", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"), (5, 2, "done", "a"))
-    assert verdict(SENT, (1.5, 1, "stopped", "2"), (4.5, 1, "resumed", "2"), *rest).overtaken == {"a"}
-    assert verdict(SENT, (1.2, 1, "stopped", "2"), (1.5, 1, "resumed", "2"), *rest).concurrent == {"a"}
+    remaining = ((1.6, 2, "started", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"), (5, 2, "done", "a"))
+    assert verdict(SENT, (1.5, 1, "stopped", "2"), (4.5, 1, "resumed", "2"), *remaining).overtaken == {"a"}
+    assert verdict(SENT, (1.2, 1, "stopped", "2"), (1.5, 1, "resumed", "2"), *remaining).concurrent == {"a"}
 
 
 def beats(pid: int, *times: float, held: int = 9) -> list[tuple[float, int, str, str]]:
@@ -108,12 +108,12 @@ TAKEN_OVER = (SENT, (1, 2, "started", "a"), (3, 3, "started", "a"), (4, 3, "done
 
 
 def test_stalled_process_is_overtaken() -> None:
-    found = verdict(*TAKEN_OVER, *beats(2, 0.5, 1.5, 4.5))
+    result = verdict(*TAKEN_OVER, *beats(2, 0.5, 1.5, 4.5))
 
-    assert found.kept
-    assert found.overtaken == found.stalled == {"a"}
-    assert found.stalls == (3.0,)
-    assert "stalls 1 (longest 3.0 s, excuse 1)" in str(found)
+    assert result.kept
+    assert result.overtaken == result.stalled == {"a"}
+    assert result.stalls == (3.0,)
+    assert "stalls 1 (longest 3.0 s, excuse 1)" in str(result)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_stalled_process_is_overtaken() -> None:
     ],
 )
 def test_overlap_without_a_stall_is_a_violation(writes: list[tuple[float, int, str, str]], why: str) -> None:
-    found = verdict(*TAKEN_OVER, (0, 1, "sent", "x"), *writes)
+    result = verdict(*TAKEN_OVER, (0, 1, "sent", "x"), *writes)
 
-    assert found.concurrent == {"a"}, why
-    assert not found.kept
+    assert result.concurrent == {"a"}, why
+    assert not result.kept
 
 
 def test_stall_does_not_excuse_distant_redeliveries() -> None:
@@ -152,9 +152,9 @@ def test_stall_excuses_at_most_the_messages_in_flight() -> None:
         *((5 + n / 100, 2, "done", name) for n, name in enumerate(names)),
     ]
     assert verdict(*events, *beats(2, 0.5, held=5)).kept
-    found = verdict(*events, *beats(2, 0.5, held=3))
-    assert found.stalled == {"m0", "m1", "m2"}
-    assert found.concurrent == {"m3", "m4"}
+    result = verdict(*events, *beats(2, 0.5, held=3))
+    assert result.stalled == {"m0", "m1", "m2"}
+    assert result.concurrent == {"m3", "m4"}
 
 
 def test_start_decided_before_a_stall_is_excused() -> None:
@@ -216,23 +216,23 @@ def test_message_done_just_before_a_stop_may_be_redelivered() -> None:
 
 
 def test_message_done_during_an_outage_may_be_redelivered() -> None:
-    found = verdict(
+    result = verdict(
         *(SENT, (1, 2, "started", "a"), (5, 2, "done", "a"), (2, 1, "outage", "-"), (8, 1, "outage", "-")),
         *((9, 2, "started", "a"), (10, 2, "done", "a")),
     )
-    assert found.kept
+    assert result.kept
 
 
 def test_processes_share_a_directory(tmp_path: Path) -> None:
-    one, other = HandlingLedger(tmp_path), HandlingLedger(tmp_path)
-    one.sent("a", "b with spaces")
+    first, other = HandlingLedger(tmp_path), HandlingLedger(tmp_path)
+    first.sent("a", "b with spaces")
     other.started("b with spaces")
     other.done("b with spaces")
 
-    assert one.missing() == {"a"}
+    assert first.missing() == {"a"}
     other.dead_lettered("a")
-    assert one.verdict().kept
-    assert "lost 0" in str(one.verdict())
+    assert first.verdict().kept
+    assert "lost 0" in str(first.verdict())
 
 
 @pytest.mark.parametrize("event", ["started", "done", "failed"])

@@ -59,7 +59,7 @@ def test_unexpected_failure_fails(millstream_broker, run_router):
 
 def test_fixtures_work_and_a_failing_handler_fails_its_test(tmp_path: Path) -> None:
     (tmp_path / "test_shop.py").write_text(TESTS)
-    installed = {one.value for one in importlib.metadata.entry_points(group="pytest11")}
+    installed = {entry_point.value for entry_point in importlib.metadata.entry_points(group="pytest11")}
     plugin = [] if "millstream.testing.pytest_plugin" in installed else ["-p", "millstream.testing.pytest_plugin"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "test_shop.py"],

@@ -30,15 +30,15 @@ def work(monkeypatch):
     counted = Work()
 
     class Reader(hiredis.Reader):
-        def feed(self, data, *rest):
+        def feed(self, data, *arguments):
             counted.given += len(data)
-            return super().feed(data, *rest)
+            return super().feed(data, *arguments)
 
     class Buffer(bytearray):
         def find(self, what, start=0, end=sys.maxsize):
-            found = super().find(what, start, end)
-            counted.searched += (min(len(self), end) if found < 0 else found) - start
-            return found
+            result = super().find(what, start, end)
+            counted.searched += (min(len(self), end) if result < 0 else result) - start
+            return result
 
     monkeypatch.setattr(module.hiredis, "Reader", Reader)
     monkeypatch.setattr(module, "bytearray", Buffer, raising=False)
@@ -64,14 +64,14 @@ def lines_of(counted, run):
 
 def fed(pieces, limits=None):
     parser = RequestParser(limits or RequestLimits())
-    found = []
+    result = []
     for piece in pieces:
         requests = parser.feed(piece)
-        found += requests
+        result += requests
         while requests and parser.more:
             requests = parser.feed(b"")
-            found += requests
-    return found, parser.fault
+            result += requests
+    return result, parser.fault
 
 
 def cost(work, pieces, limits=None):

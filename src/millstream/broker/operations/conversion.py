@@ -115,13 +115,13 @@ def value_arg(value: object, argument: str) -> bytes:
     raise InvalidArgument(argument, value, JSON_HINT)
 
 
-def id_arg(given: Id, argument: str = "id") -> bytes:
+def id_arg(value: Id, argument: str = "id") -> bytes:
     """Encodes a complete id; ``ms`` alone means ``ms-0``."""
-    if isinstance(given, (str, bytes)):
-        return b"%d-%d" % EntryId.parse(given, argument=argument)
-    if isinstance(given, EntryId) and given.is_possible():
-        return b"%d-%d" % given
-    raise InvalidArgument(argument, given, ID_HINT)
+    if isinstance(value, (str, bytes)):
+        return b"%d-%d" % EntryId.parse(value, argument=argument)
+    if isinstance(value, EntryId) and value.is_possible():
+        return b"%d-%d" % value
+    raise InvalidArgument(argument, value, ID_HINT)
 
 
 def id_args(ids: Iterable[Id] | Id, argument: str = "ids") -> tuple[bytes, ...]:
@@ -141,70 +141,70 @@ def entry_id_args(ids: Sequence[Id], argument: str = "ids") -> tuple[bytes, ...]
         return tuple([id_arg(id, argument) for id in sequence(ids, argument, "ids")])
 
 
-def pattern_args(given: Name | Iterable[Name]) -> list[bytes]:
+def pattern_args(value: Name | Iterable[Name]) -> list[bytes]:
     """Encodes globs of channels; a single one is a list of one."""
-    patterns = [given] if isinstance(given, (str, bytes)) else sequence(given, "patterns", "patterns")
+    patterns = [value] if isinstance(value, (str, bytes)) else sequence(value, "patterns", "patterns")
     return [name_arg(pattern, "patterns") for pattern in patterns]
 
 
-def sequence(given: Iterable[T], argument: str, items: str) -> Sequence[T]:
+def sequence(values: Iterable[T], argument: str, items: str) -> Sequence[T]:
     """The items of an argument as a sequence. A str is rejected, because its items would be characters."""
-    if isinstance(given, (list, tuple)):
-        return given
-    if not isinstance(given, Iterable) or isinstance(given, (str, bytes, bytearray)):
-        raise InvalidArgument(argument, given, f"a list of {items}")
-    return list(given)
+    if isinstance(values, (list, tuple)):
+        return values
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, bytearray)):
+        raise InvalidArgument(argument, values, f"a list of {items}")
+    return list(values)
 
 
-def pairs(given: Iterable[tuple[S, T]], argument: str, items: str) -> Sequence[tuple[S, T]]:
+def pairs(values: Iterable[tuple[S, T]], argument: str, items: str) -> Sequence[tuple[S, T]]:
     """The items of an argument, each checked to be a pair."""
-    many = sequence(given, argument, items)
-    for item in many:
+    checked = sequence(values, argument, items)
+    for item in checked:
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise InvalidArgument(argument, item, items)
-    return many
+    return checked
 
 
-def new_id_arg(given: Id) -> bytes:
+def new_id_arg(value: Id) -> bytes:
     """An id for XADD: ``*``, ``ms-*`` or a complete id."""
-    if isinstance(given, (str, bytes)):
-        raw = given.encode("utf-8", "surrogatepass") if isinstance(given, str) else given
+    if isinstance(value, (str, bytes)):
+        raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         if raw == b"*":
             return raw
         if raw.endswith(b"-*") and raw[:-2].isdigit():
             return b"%d-*" % EntryId.parse(raw[:-2], argument="id").ms
-    elif isinstance(given, EntryId):
-        return id_arg(given)
+    elif isinstance(value, EntryId):
+        return id_arg(value)
     try:
-        return id_arg(given)
+        return id_arg(value)
     except InvalidArgument:
-        raise InvalidArgument("id", given, "'*', 'ms-*' or an id such as 1526919030474-55") from None
+        raise InvalidArgument("id", value, "'*', 'ms-*' or an id such as 1526919030474-55") from None
 
 
-def bound_arg(given: Id, argument: str) -> bytes:
+def bound_arg(value: Id, argument: str) -> bytes:
     """An end of a range: ``-``, ``+``, an id, or an id without its sequence; the latter two may have the prefix
     ``(``.
     """
-    if isinstance(given, EntryId):
-        return id_arg(given, argument)
-    raw = given.encode("utf-8", "surrogatepass") if isinstance(given, str) else given
+    if isinstance(value, EntryId):
+        return id_arg(value, argument)
+    raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
     if raw in (b"-", b"+"):
         return raw
     try:
         EntryId.parse(raw.removeprefix(b"("))
     except (AttributeError, InvalidArgument):
-        raise InvalidArgument(argument, given, "'-', '+' or an id, with the prefix '(' to exclude it") from None
+        raise InvalidArgument(argument, value, "'-', '+' or an id, with the prefix '(' to exclude it") from None
     return raw
 
 
-def position_arg(given: Id, argument: str) -> bytes:
+def position_arg(value: Id, argument: str) -> bytes:
     """Where a reader starts: after an id, or at the end (``$``)."""
-    if isinstance(given, (str, bytes)) and given in ("$", b"$"):
+    if isinstance(value, (str, bytes)) and value in ("$", b"$"):
         return b"$"
     try:
-        return id_arg(given, argument)
+        return id_arg(value, argument)
     except InvalidArgument:
-        raise InvalidArgument(argument, given, "'0' (everything), '$' (from now on) or an id") from None
+        raise InvalidArgument(argument, value, "'0' (everything), '$' (from now on) or an id") from None
 
 
 def count_arg(count: int, argument: str = "count", *, least: int = 1, greatest: int = MAX_COUNT) -> bytes:

@@ -34,17 +34,17 @@ def require(context: Context, key: bytes, durability: Durability) -> Operation[N
     """Raises DurabilityUnavailable if the node of ``key`` does not offer the durability. Nothing is written before."""
     if durability.level == "replicated":
         return
-    given = yield from _settings(context, key)
-    if given == "unknown":
+    appendfsync = yield from _settings(context, key)
+    if appendfsync == "unknown":
         raise DurabilityUnavailable(
             str(durability), "CONFIG GET is not allowed, so it cannot be checked. Allow it, or ask for less."
         )
-    if given == "no":
+    if appendfsync == "no":
         raise DurabilityUnavailable(
             str(durability), "appendonly is off. Turn it on (for an embedded broker: open local:///path)."
         )
-    if durability.level == "fsynced" and given != "always":
-        raise DurabilityUnavailable(str(durability), f"appendfsync is {given!r}. Set it to 'always'.")
+    if durability.level == "fsynced" and appendfsync != "always":
+        raise DurabilityUnavailable(str(durability), f"appendfsync is {appendfsync!r}. Set it to 'always'.")
 
 
 def _settings(context: Context, key: bytes) -> Operation[str]:
@@ -62,11 +62,11 @@ def _settings(context: Context, key: bytes) -> Operation[str]:
             settings |= mapping((yield Command((b"CONFIG", b"GET", name), key, repeatable=True)))
     except (PermissionDenied, ServerError):
         settings = {}
-    given = "unknown"
+    appendfsync = "unknown"
     if len(settings) == 2:
-        given = settings[b"appendfsync"].decode() if settings[b"appendonly"] == b"yes" else "no"
-    context.durability_seen[slot] = now_ms, given
-    return given
+        appendfsync = settings[b"appendfsync"].decode() if settings[b"appendonly"] == b"yes" else "no"
+    context.durability_seen[slot] = now_ms, appendfsync
+    return appendfsync
 
 
 def send_durably(

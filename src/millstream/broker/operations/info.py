@@ -226,17 +226,19 @@ def read_stream_stats(
     previous = before or {}
     sizes = {key: previous[name].memory_bytes for key in keys if (name := to_name(key)) in previous}
     unmeasured = keys if memory else [key for key in keys if key not in sizes] if before is not None else []
-    usage = yield from _each([(b"MEMORY", b"USAGE", key) for key in unmeasured], unmeasured)
+    usage = yield from _reply_per_key([(b"MEMORY", b"USAGE", key) for key in unmeasured], unmeasured)
     sizes |= zip(unmeasured, usage, strict=True)
     infos = yield from _infos(keys, sizes, {} if memory else previous)
-    groups = yield from _each([(b"XINFO", b"GROUPS", key) for key in keys], keys)
+    groups = yield from _reply_per_key([(b"XINFO", b"GROUPS", key) for key in keys], keys)
     existing = [
         (key, InfoFields(mapping(info)), [InfoFields(mapping(group)) for group in reply], sizes.get(key))
         for key, info, reply in zip(keys, infos, groups, strict=True)
         if not isinstance(info, ErrorReply) and not isinstance(reply, ErrorReply)
     ]
     with_pending = [(key, group[b"name"]) for key, _, members, _ in existing for group in members if group[b"pending"]]
-    summaries = yield from _each([(b"XPENDING", *pair) for pair in with_pending], [key for key, _ in with_pending])
+    summaries = yield from _reply_per_key(
+        [(b"XPENDING", *pair) for pair in with_pending], [key for key, _ in with_pending]
+    )
     oldest = {
         pair: entry_id(summary[1])
         for pair, summary in zip(with_pending, summaries, strict=True)
@@ -252,7 +254,7 @@ def _infos(keys: list[bytes], sizes: Mapping[bytes, Any], previous: Mapping[str,
     stream are noticed once they were fetched; they are not fetched again until memory is read the next time.
     """
     large = [key for key in keys if isinstance(size := sizes.get(key), int) and size > HEAVY_BYTES]
-    lengths = dict(zip(large, (yield from _each([(b"XLEN", key) for key in large], large)), strict=True))
+    lengths = dict(zip(large, (yield from _reply_per_key([(b"XLEN", key) for key in large], large)), strict=True))
     heavy = {
         key
         for key, length in lengths.items()
@@ -264,7 +266,9 @@ def _infos(keys: list[bytes], sizes: Mapping[bytes, Any], previous: Mapping[str,
         )
     }
     light = [key for key in keys if key not in heavy]
-    infos = dict(zip(light, (yield from _each([(b"XINFO", b"STREAM", key) for key in light], light)), strict=True))
+    infos = dict(
+        zip(light, (yield from _reply_per_key([(b"XINFO", b"STREAM", key) for key in light], light)), strict=True)
+    )
     return [[b"length", lengths[key]] if key in heavy else infos[key] for key in keys]
 
 
@@ -300,7 +304,7 @@ def _stream_stats(
     )
 
 
-def _each(commands: Sequence[Args], keys: Sequence[bytes]) -> Operation[list[Any]]:
+def _reply_per_key(commands: Sequence[Args], keys: Sequence[bytes]) -> Operation[list[Any]]:
     """Sends one command per key and returns the replies. Raises if a node did not answer."""
     if not commands:
         return []

@@ -96,8 +96,8 @@ def _claim_args(
     stream: Name, group: Name, consumer: Name, ids: Sequence[Id] | Id, min_idle_ms: int, options: list[bytes]
 ) -> Args:
     items = [ids] if isinstance(ids, (EntryId, str, bytes)) else sequence(ids, "ids", "ids")
-    given = [id_arg(item, "ids") for item in items]
-    if not given:
+    id_args = [id_arg(item, "ids") for item in items]
+    if not id_args:
         raise InvalidArgument("ids", ids, "at least one id")
     return (
         b"XCLAIM",
@@ -105,7 +105,7 @@ def _claim_args(
         name_arg(group, "group"),
         name_arg(consumer, "consumer"),
         count_arg(min_idle_ms, "min_idle_ms", least=0),
-        *given,
+        *id_args,
         *options,
     )
 

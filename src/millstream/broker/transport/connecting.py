@@ -195,20 +195,20 @@ def _verification_advice(target: Target, node: Node, error: ssl.SSLCertVerificat
 def _broken_file(target: Target, node: Node) -> TLSFailed | None:
     """The error in configured TLS files: missing, unreadable, not PEM, or a certificate and key that do not match."""
     options = target.options_for(node)
-    given: dict[str, Any] = {name: options[name] for name in FILES if options.get(name)}
-    for name, path in given.items():
+    files: dict[str, Any] = {name: options[name] for name in FILES if options.get(name)}
+    for name, path in files.items():
         try:
             with open(path, "rb"):
                 pass
         except OSError as error:
             return TLSFailed(f"{name}={path}: {error.strerror}. Use a readable file.")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if authority := given.get("ssl_ca_certs"):
+    if authority := files.get("ssl_ca_certs"):
         try:
             context.load_verify_locations(cafile=authority)
         except ssl.SSLError:
             return TLSFailed(f"ssl_ca_certs={authority}: it contains no certificate. Use a file in PEM format.")
-    certificate, key = given.get("ssl_certfile"), given.get("ssl_keyfile")
+    certificate, key = files.get("ssl_certfile"), files.get("ssl_keyfile")
     if key and not certificate:
         return TLSFailed(f"ssl_keyfile={key}: its certificate is missing. Set ssl_certfile too.")
     if certificate:

@@ -86,8 +86,8 @@ Written = Callable[[bytes], None]
 
 
 class KeyWatch(Protocol):
-    """Reports the next write to each of many keys, for one event loop. A hint: reports may be missed, so whoever relies
-    on it must also look without a report."""
+    """Reports the next write to each of many keys, for one event loop. A hint: reports may be missed, so callers must
+    also read keys that were not reported."""
 
     async def run(self) -> None:
         """Connects, and reconnects, until it is cancelled. Without it no key is watched."""
@@ -103,4 +103,4 @@ class KeyWatch(Protocol):
         """Stops watching the key."""
 
     async def verify(self, keys: Iterable[bytes]) -> None:
-        """These keys were written although no write was reported: stops watching where reports never arrive."""
+        """Called with keys that were written without a report: stops watching on nodes whose reports never arrive."""

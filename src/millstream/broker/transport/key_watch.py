@@ -3,7 +3,7 @@
 One connection per node, with RESP3. A server remembers the keys that this connection has read, and reports the first
 write to each of them; then the key must be read again to be watched. XREADGROUP, XACK, XCLAIM and XGROUP are no such
 writes. This is a hint: reports are missed while a connection is broken or a slot moves, and some servers refuse the
-command. Whoever relies on it must also look without a report.
+command. Callers must also read keys that were not reported.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ class RedisKeyWatch:
             watched.keys.pop(key, None)
 
     async def verify(self, keys: Iterable[bytes]) -> None:
-        """These keys were written although no write was reported. If a node has never reported any write, its reports
-        do not arrive (a proxy may drop them): its keys are not watched any more."""
+        """Called with keys that were written without a report. If a node has never reported any write, its reports do
+        not arrive (a proxy may drop them): its keys are not watched any more."""
         for node in {self._transport.node_of(key) for key in keys if self.covers(key)}:
             watched = self._nodes.get(node) if node is not None else None
             if node is None or watched is None or watched.has_reported:
                 continue
-            await self._check(node, watched)  # a report that was on its way arrives before the reply
+            await self._check(node, watched)  # a report that was sent earlier arrives before the reply
             if not watched.has_reported:
                 self._refuse(node, "it reported no write")
 

@@ -41,9 +41,9 @@ def subscriptions(patterns: Sequence[bytes], primaries: Sequence[Node]) -> dict[
     common = [pattern for pattern in patterns if not pattern.startswith(NODE_LOCAL)]
     commands: dict[Node, Args] = {}
     for index, node in enumerate(primaries):
-        here = [*local, *(common if index == 0 else ())]
-        if here:
-            commands[node] = (b"PSUBSCRIBE", *here)
+        for_node = [*local, *(common if index == 0 else ())]
+        if for_node:
+            commands[node] = (b"PSUBSCRIBE", *for_node)
     return commands
 
 

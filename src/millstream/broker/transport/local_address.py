@@ -118,9 +118,9 @@ class Handle:
             self._session = embedded.session()
         return embedded, self._session
 
-    def _check_option(self, name: str, given: str | int | None, current: str | int | None) -> None:
-        if given not in (None, current):
-            raise InvalidArgument("url", f"{name}={given}", f"{current!r}, with which it is open already")
+    def _check_option(self, name: str, requested: str | int | None, current: str | int | None) -> None:
+        if requested not in (None, current):
+            raise InvalidArgument("url", f"{name}={requested}", f"{current!r}, with which it is open already")
 
     def _create(self) -> Embedded:
         address = self._address

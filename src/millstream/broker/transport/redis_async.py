@@ -89,7 +89,7 @@ class _Connections:
             return connection
 
     async def take(self, node: Node) -> AsyncConnection:
-        """A connection for one task alone."""
+        """A connection that only one task uses."""
         spare = self._spare.get(node, [])
         while spare:
             connection = spare.pop()
@@ -108,7 +108,7 @@ class _Connections:
         return connection
 
     async def _is_alive(self, connection: AsyncConnection) -> bool:
-        """Whether the connection can be used. If it was idle for long, only a PING can tell."""
+        """Whether the connection can be used. If it was idle for long, a PING is needed to check it."""
         if connection.alive and connection.idle_s * 1000 > self._limits.idle_check_ms:
             try:
                 await connection.exchange([PING])
@@ -285,9 +285,9 @@ class RedisTransport:
         self._closed = True
         if os.getpid() != self._pid:
             return
-        here = asyncio.get_running_loop()
+        current_loop = asyncio.get_running_loop()
         for connections in list(self._by_loop.values()):
-            if connections.loop is here:
+            if connections.loop is current_loop:
                 connections.close()
             elif not connections.loop.is_closed():
                 connections.loop.call_soon_threadsafe(connections.close)

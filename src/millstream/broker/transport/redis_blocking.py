@@ -115,7 +115,7 @@ class BlockingRedisTransport:
             return connection
 
     def _is_alive(self, connection: BlockingConnection) -> bool:
-        """Whether the connection can be used. If it was idle for long, only a PING can tell."""
+        """Whether the connection can be used. If it was idle for long, a PING is needed to check it."""
         if not connection.is_usable():
             return False
         if connection.idle_s * 1000 > self._limits.idle_check_ms:

@@ -149,8 +149,8 @@ def _credentials(netloc: str) -> dict[str, Any]:
     if not at:
         return {}
     user, _, password = user_info.partition(":")
-    given = {"username": unquote(user), "password": unquote(password)}
-    return {name: value for name, value in given.items() if value}
+    credentials = {"username": unquote(user), "password": unquote(password)}
+    return {name: value for name, value in credentials.items() if value}
 
 
 def _nodes(netloc: str, default_port: int) -> tuple[Node, ...]:

@@ -313,7 +313,7 @@ def _real_type(kind: int, meta: int) -> int:
     return meta & 0xFF if kind == STRING and meta & 0xFF in (ENUM, SET) else kind
 
 
-def _collations(columns: Sequence[int], optional: dict[int, bytes], default: int, each: int) -> dict[int, int]:
+def _collations(columns: Sequence[int], optional: dict[int, bytes], default: int, per_column: int) -> dict[int, int]:
     if default in optional:
         cursor = _Cursor(optional[default], 0)
         numbers = dict.fromkeys(columns, cursor.packed())
@@ -321,8 +321,8 @@ def _collations(columns: Sequence[int], optional: dict[int, bytes], default: int
             at = columns[cursor.packed()]
             numbers[at] = cursor.packed()
         return numbers
-    if each in optional:
-        cursor = _Cursor(optional[each], 0)
+    if per_column in optional:
+        cursor = _Cursor(optional[per_column], 0)
         return {at: cursor.packed() for at in columns}
     return {}
 

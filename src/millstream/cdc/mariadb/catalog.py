@@ -185,7 +185,7 @@ def check_position(connection: Connection, login: MariadbLogin, server: str, pos
     base = base_name(current)
     file, offset = file_at(position, base)
     files = log_files(connection)
-    if file not in [each.name for each in files]:
+    if file not in [log_file.name for log_file in files]:
         oldest = f"the oldest file is {files[0].name}" if files else "it has none at all"
         raise PositionLost(
             f"the checkpoint is in {file}, which {login.display_address} no longer has ({oldest}): it was purged, or "

@@ -57,10 +57,10 @@ class MariadbLogin:
         query = parse_qs(parts.query, keep_blank_values=True)
         if any(len(values) > 1 for values in query.values()):
             raise InvalidChangeOption("dsn", "***", "each option once, such as ?ssl=true")
-        given = {name: values[0] for name, values in query.items()}
+        options = {name: values[0] for name, values in query.items()}
         if "#" in self.address.resolved():
             raise InvalidChangeOption("dsn", "***", f"{EXAMPLE} without #; in a name or password write %23")
-        if parts.scheme != "mariadb" or not parts.hostname or set(given) - {*_TLS, "ssl"}:
+        if parts.scheme != "mariadb" or not parts.hostname or set(options) - {*_TLS, "ssl"}:
             raise InvalidChangeOption("dsn", "***", f"{EXAMPLE}, and ?ssl=true or ?ssl_ca=/path for TLS")
         password = self.address.password()
         settings: dict[str, Any] = {
@@ -73,21 +73,21 @@ class MariadbLogin:
             "autocommit": True,
             "conv": dict(encoders),  # no decoders: every value stays the server's text
         }
-        tls = given.get("ssl", "true" if set(given) & {*_TLS} else "false")
-        if tls not in ("true", "false") or (tls == "false" and set(given) & {*_TLS}):
+        tls = options.get("ssl", "true" if set(options) & {*_TLS} else "false")
+        if tls not in ("true", "false") or (tls == "false" and set(options) & {*_TLS}):
             raise InvalidChangeOption(
                 "dsn", f"?ssl={tls}", "?ssl=true or ?ssl=false, and no ssl_ca, ssl_cert or ssl_key without TLS"
             )
-        if "" in given.values():
+        if "" in options.values():
             raise InvalidChangeOption("dsn", "***", "each option with a value, such as ?ssl_ca=/path")
-        if "ssl_key" in given and "ssl_cert" not in given:
+        if "ssl_key" in options and "ssl_cert" not in options:
             raise InvalidChangeOption("dsn", "?ssl_key without ssl_cert", "ssl_cert and ssl_key together")
         if tls == "true":
             import ssl
 
-            context = ssl.create_default_context(cafile=given.get("ssl_ca"))
-            if "ssl_cert" in given:
-                context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"))
+            context = ssl.create_default_context(cafile=options.get("ssl_ca"))
+            if "ssl_cert" in options:
+                context.load_cert_chain(options["ssl_cert"], options.get("ssl_key"))
             settings["ssl"] = context
         else:
             settings["ssl_disabled"] = True  # else each connection would load all certificates and verify none

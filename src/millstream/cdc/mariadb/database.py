@@ -82,7 +82,7 @@ class Mariadb:
         gtids: str | None = start.gtids
         if read_ahead.position != start.position:  # an earlier session read ahead
             ahead = read_ahead.ranges(start.position, read_ahead.position)
-            gtids = self.gtids([path for each in ahead for path in each.files], read_ahead.position) or None
+            gtids = self.gtids([path for log_range in ahead for path in log_range.files], read_ahead.position) or None
         stop = g.follow.on_table_change == "stop"
         return BinlogSession(
             g.login,
@@ -145,9 +145,9 @@ class MariadbOptions:
     server_id: int
 
 
-def mariadb_options(given: Mapping[str, str]) -> MariadbOptions:
+def mariadb_options(raw: Mapping[str, str]) -> MariadbOptions:
     """Parses Spark's options. Raises InvalidChangeOption."""
-    values = known_options(given, ("serverId",))
+    values = known_options(raw, ("serverId",))
     follow = read_options(values, "mariadb")
     # The server disconnects a reader when another one connects with the same server_id. So each start uses a random
     # one, out of the range of small numbers that people assign to servers.
@@ -182,14 +182,16 @@ def binlog_status(login: MariadbLogin, logged: dict[str, Any] | None) -> BinlogS
     with login.connect() as connection:
         files = catalog.log_files(connection)
         [(keeps_s,)] = fetch_rows(connection, "SELECT CAST(@@GLOBAL.binlog_expire_logs_seconds AS UNSIGNED)")
-        held = sum(each.size for each in files)
+        held = sum(log_file.size for log_file in files)
         if logged is None:
             return BinlogStatus(len(files), held, int(keeps_s))
         end = ChangeOffset.from_json(logged)
         positive_integer, offset = end.position >> 32, end.position & 0xFFFFFFFF
-        behind = sum(each.size for each in files if file_number(each.name) > positive_integer)
-        behind += sum(max(0, each.size - offset) for each in files if file_number(each.name) == positive_integer)
-        spare = sum(1 for each in files if file_number(each.name) < positive_integer)
+        behind = sum(log_file.size for log_file in files if file_number(log_file.name) > positive_integer)
+        behind += sum(
+            max(0, log_file.size - offset) for log_file in files if file_number(log_file.name) == positive_integer
+        )
+        spare = sum(1 for log_file in files if file_number(log_file.name) < positive_integer)
         try:
             catalog.check_position(connection, login, end.server, end.position, end.gtids)
         except PositionLost as error:

@@ -110,11 +110,11 @@ def decode_changes(segment: Segment, decoding: Decoding) -> pa.RecordBatch:
         selected = np.flatnonzero(requested[rows.messages])
         if not len(selected):
             continue
-        for sub_event, kept, piece in _pieces(body, group, _select_rows(rows, selected), transactions, decoding):
-            if len(kept):
+        for sub_event, selection, piece in _pieces(body, group, _select_rows(rows, selected), transactions, decoding):
+            if len(selection):
                 pieces.append(piece)
-                log_order.append(first[rows.messages[selected][kept]] + rows.numbers[selected][kept])
-                sub_events.append(np.full(len(kept), sub_event, dtype=np.int64))
+                log_order.append(first[rows.messages[selected][selection]] + rows.numbers[selected][selection])
+                sub_events.append(np.full(len(selection), sub_event, dtype=np.int64))
     for at in np.flatnonzero((kinds == EMPTIED) & requested).tolist():
         events = _truncate_events(segment, at, transactions, decoding)
         if events:

@@ -226,7 +226,7 @@ def removed_tables(
     """Identities with the reason ``left`` for tables that are no longer followed. A dropped table is included only if
     the patterns name it, because a glob does not require a table to exist."""
     now = {
-        row[0]: row[1:] for row in connection.execute(_NOW, ([each["oid"] for each in removed.values()],)).fetchall()
+        row[0]: row[1:] for row in connection.execute(_NOW, ([table["oid"] for table in removed.values()],)).fetchall()
     }
     result = {}
     for name, identity in removed.items():

@@ -41,40 +41,40 @@ class Login:
 
     address: DatabaseAddress
 
-    def resolve(self, environment: Mapping[str, str] = os.environ, **more: str) -> str:
+    def resolve(self, environment: Mapping[str, str] = os.environ, **extra: str) -> str:
         """The connection string for libpq, secrets included. Never log it."""
         try:
-            given: dict[str, Any] = conninfo.conninfo_to_dict(self.address.resolved(environment))
+            parameters: dict[str, Any] = conninfo.conninfo_to_dict(self.address.resolved(environment))
         except psycopg.ProgrammingError:
             raise InvalidChangeOption("dsn", "***", _EXAMPLE) from None
         password = self.address.password(environment)
         if password is not None:
-            given["password"] = password
+            parameters["password"] = password
         fixed = " ".join(f"-c {name}={setting}" for name, setting in SETTINGS.items())
-        given["options"] = f"{given.get('options') or ''} {fixed}".strip()
-        given |= {"client_encoding": "UTF8", "application_name": "millstream", **more}
-        given.setdefault("connect_timeout", str(self.address.connect_s))
-        given.setdefault("tcp_user_timeout", "30000")
-        return conninfo.make_conninfo(**given)
+        parameters["options"] = f"{parameters.get('options') or ''} {fixed}".strip()
+        parameters |= {"client_encoding": "UTF8", "application_name": "millstream", **extra}
+        parameters.setdefault("connect_timeout", str(self.address.connect_s))
+        parameters.setdefault("tcp_user_timeout", "30000")
+        return conninfo.make_conninfo(**parameters)
 
     @property
     def database(self) -> str:
         """The database's name in events: from the dsn, or the user's name as in libpq, or empty."""
         try:
-            given = conninfo.conninfo_to_dict(self.address.resolved())
+            parameters = conninfo.conninfo_to_dict(self.address.resolved())
         except psycopg.ProgrammingError:
             raise InvalidChangeOption("dsn", "***", _EXAMPLE) from None
-        return str(given.get("dbname") or given.get("user") or "")
+        return str(parameters.get("dbname") or parameters.get("user") or "")
 
     @property
     def display_address(self) -> str:
         """Host, port and database, for messages."""
         try:
-            given = conninfo.conninfo_to_dict(self.address.unresolved())
+            parameters = conninfo.conninfo_to_dict(self.address.unresolved())
         except (psycopg.ProgrammingError, InvalidChangeOption):
             return "the database"
-        port, name = given.get("port") or 5432, given.get("dbname") or given.get("user") or ""
-        return f"{given.get('host') or 'localhost'}:{port}/{name}"
+        port, name = parameters.get("port") or 5432, parameters.get("dbname") or parameters.get("user") or ""
+        return f"{parameters.get('host') or 'localhost'}:{port}/{name}"
 
     @contextmanager
     def connect(self) -> Iterator[psycopg.Connection[Any]]:

@@ -202,9 +202,9 @@ class ChangeOptions:
     unchanged: str | None = None
 
 
-def change_options(given: Mapping[str, str]) -> ChangeOptions:
+def change_options(raw: Mapping[str, str]) -> ChangeOptions:
     """Parses Spark's options. Raises InvalidChangeOption."""
-    values = known_options(given, POSTGRES_OPTIONS)
+    values = known_options(raw, POSTGRES_OPTIONS)
     slot = required(values, "slot", "a name for the replication slot, such as millstream_orders")
     if not _SLOT_NAME.fullmatch(slot):
         raise InvalidChangeOption("slot", slot, "lower-case letters, digits and underscores, 63 at most")

@@ -195,13 +195,13 @@ def _updates(
     ]
     key_differs = key_has_changed(body, old, new, relation)
     before = key_only(old, relation) if tuple_kind == _KEY else old
-    both = _Rows(messages, before, new)
+    updates = _Rows(messages, before, new)
     if key_differs.any():
-        deleted, created = both.at(key_differs), both.at(key_differs)
+        deleted, created = updates.at(key_differs), updates.at(key_differs)
         yield "d", 0, deleted._replace(new=None)
         yield "c", 1, created._replace(old=None)
     if not key_differs.all():
-        same_key = both.at(~key_differs)
+        same_key = updates.at(~key_differs)
         # An old tuple with only the key is no row: `before` stays empty if the key did not change.
         yield "u", 0, same_key if tuple_kind == _OLD else same_key._replace(old=None)
 
@@ -218,16 +218,16 @@ def _piece(
     """Events for changed rows with one op, without rows of other partitions and rows that a snapshot includes."""
     side = rows.new if rows.new is not None else rows.old
     assert side is not None, "a change has a row before it or after it"
-    kept = np.ones(len(rows.messages), dtype=np.bool_)
+    is_selected = np.ones(len(rows.messages), dtype=np.bool_)
     if decoding.change_filter is not None:
         plain_keys = [texts_at(body, side[at]) for at in relation.key]
         unseen = decoding.change_filter(relation, transactions.xid[rows.messages], plain_keys)
-        kept &= True if unseen is None else unseen
+        is_selected &= True if unseen is None else unseen
     if decoding.partitions > 1:
         keys = _object(body, side, relation, decoding, only=relation.key)
-        kept &= partition_of(keys, decoding.partitions) == decoding.partition
-    if not kept.all():
-        rows = rows.at(kept)
+        is_selected &= partition_of(keys, decoding.partitions) == decoding.partition
+    if not is_selected.all():
+        rows = rows.at(is_selected)
         side = rows.new if rows.new is not None else rows.old
         assert side is not None
     messages = rows.messages

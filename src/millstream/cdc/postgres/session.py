@@ -149,10 +149,10 @@ class ReplicationSession(ChangeSession):
                 next_status = now + interval
             if self._begin is None and self._wait_for_capacity():
                 continue  # the loop still sends status messages
-            more, answer = self._read_available(connection)
+            has_more, answer = self._read_available(connection)
             if answer:
                 self._status(connection, execute=False)
-            if more:
+            if has_more:
                 continue
             ready, _, _ = select.select([connection.fileno], [], [], POLL_S)
             if ready:

@@ -77,7 +77,7 @@ def _read_all(client: PipelineClient) -> list[tuple[Any, Any, Any]]:
             batches = client.batches(name)[:MAX_BATCHES]
             letters = client.dead_letters(name)
         except MillstreamError:
-            pass  # the status alone is worth showing
+            pass  # the status is shown without them
         pipelines.append((status, batches, letters))
     return pipelines
 
@@ -139,7 +139,7 @@ def _pipeline_values(
 
 
 def _run_by(holder: Any) -> str:
-    """Return who runs the pipeline, as one line; empty if the process did not say."""
+    """Return who runs the pipeline, as one line; empty if the process did not report it."""
     if not isinstance(holder, dict):
         return ""
     return f"process {holder.get('process')} on {holder.get('host')} since {holder.get('since')}"

@@ -311,7 +311,7 @@ def _stream_of(session: Session, payload: bytes) -> Stream:
 def _restore_options(args: Sequence[bytes]) -> tuple[bool, bool]:
     """REPLACE, and ABSTTL. IDLETIME and FREQ are checked and ignored."""
     replace = absolute = False
-    seen: set[bytes] = set()
+    used: set[bytes] = set()
     at = 0
     while at < len(args):
         option = args[at].upper()
@@ -319,8 +319,8 @@ def _restore_options(args: Sequence[bytes]) -> tuple[bool, bool]:
             replace = True
         elif option == b"ABSTTL":
             absolute = True
-        elif option in (b"IDLETIME", b"FREQ") and at + 1 < len(args) and not seen - {option}:
-            seen.add(option)
+        elif option in (b"IDLETIME", b"FREQ") and at + 1 < len(args) and not used - {option}:
+            used.add(option)
             at += 1
             number = parse_int(args[at])
             if option == b"IDLETIME" and number < 0:

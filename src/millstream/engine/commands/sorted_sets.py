@@ -62,9 +62,9 @@ def zadd(session: Session, args: Sequence[bytes]) -> Reply:
     members = existing or SortedSet()
     added = updated = 0
     score: float | None = None
-    for given, member in options.pairs:
+    for number, member in options.pairs:
         old = members.scores.get(member)
-        score = options.new_score(old, given)
+        score = options.new_score(old, number)
         if score is None:
             continue
         if old is None:

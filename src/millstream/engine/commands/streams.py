@@ -99,17 +99,19 @@ def _start(db: Database, key: bytes, raw: bytes) -> int:
 
 
 def _wait(db: Database, options: ReadOptions, after: list[int]) -> Block:
-    seen: dict[bytes, int] = {}
+    last_seen_ids: dict[bytes, int] = {}
     for (key, _), last_seen in zip(options.streams, after, strict=True):
-        seen.setdefault(key, last_seen)
+        last_seen_ids.setdefault(key, last_seen)
 
     def serve(key: bytes) -> Reply | None:
         stream = db.find(key)
-        if type(stream) is not Stream or stream.last_id <= seen[key]:
+        if type(stream) is not Stream or stream.last_id <= last_seen_ids[key]:
             return None
-        return Pairs([[key, reading.entries(stream, seen[key] + 1, ID_MAX, options.count or MAX_ENTRIES_AFTER_BLOCK)]])
+        return Pairs(
+            [[key, reading.entries(stream, last_seen_ids[key] + 1, ID_MAX, options.count or MAX_ENTRIES_AFTER_BLOCK)]]
+        )
 
-    return Block(list(seen), options.block_ms, serve)
+    return Block(list(last_seen_ids), options.block_ms, serve)
 
 
 _TWO_TRIMS = "ERR syntax error, MAXLEN and MINID options at the same time are not compatible"
@@ -286,12 +288,12 @@ def xsetid(session: Session, args: Sequence[bytes]) -> Reply:
     max_deleted_id = 0
     at = 3
     while at < len(args):
-        option, more = args[at].upper(), at + 1 < len(args)
-        if option == b"ENTRIESADDED" and more:
+        option, has_value = args[at].upper(), at + 1 < len(args)
+        if option == b"ENTRIESADDED" and has_value:
             added = parse_int(args[at + 1])
             if added < 0:
                 raise ErrorReply("ERR entries_added must be positive")
-        elif option == b"MAXDELETEDID" and more:
+        elif option == b"MAXDELETEDID" and has_value:
             max_deleted_id = parse_id(args[at + 1])
             if last_id < max_deleted_id:
                 raise ErrorReply("ERR The ID specified in XSETID is smaller than the provided max_deleted_entry_id")

@@ -88,19 +88,19 @@ def _parse_claim(args: Sequence[bytes], now_ms: int) -> _ClaimOptions:
         options.ids.append(entry_id)
         at += 1
     while at < end:
-        option, more = args[at].upper(), at + 1 < end
+        option, has_value = args[at].upper(), at + 1 < end
         if option == b"FORCE":
             options.force = True
         elif option == b"JUSTID":
             options.just_id = True
-        elif option in (b"IDLE", b"TIME", b"RETRYCOUNT") and more:
+        elif option in (b"IDLE", b"TIME", b"RETRYCOUNT") and has_value:
             at += 1
             number = parse_int(args[at], f"ERR Invalid {option.decode()} option argument for XCLAIM")
             if option == b"RETRYCOUNT":
                 options.deliveries = number if number >= 0 else None
             else:
                 options.time_ms = now_ms - number if option == b"IDLE" else number
-        elif option == b"LASTID" and more:
+        elif option == b"LASTID" and has_value:
             at += 1
             options.last_id = parse_id(args[at])
         else:

@@ -145,15 +145,15 @@ class FrameReader:
         raise self.corrupt(0, "it does not start with the header of this journal version")
 
     def _read_frame(self) -> bytes | None:
-        left = self._size - self.end
-        raw = self._file.read(min(SEAL_SIZE, left))
+        bytes_left = self._size - self.end
+        raw = self._file.read(min(SEAL_SIZE, bytes_left))
         parsed = _parse_seal(raw, self.chain)
         if parsed is None:
             if _is_seal_prefix(raw.rstrip(b"\0")) and self._is_truncated(raw, SEAL_SIZE):
                 return None
             raise self.corrupt(self.end, "a frame's seal is damaged")
         length, crc = parsed
-        payload = self._file.read(min(length, left - SEAL_SIZE))
+        payload = self._file.read(min(length, bytes_left - SEAL_SIZE))
         if len(payload) < length:
             return None
         if crc32(payload, self.chain) != crc:
@@ -169,10 +169,10 @@ class FrameReader:
         No frame ends with a zero. A single zero is not enough, because it may be one changed byte.
         """
         zeros = len(last) - len(last.rstrip(b"\0"))
-        while more := self._file.read(1 << 20):
-            if more.strip(b"\0"):
+        while chunk := self._file.read(1 << 20):
+            if chunk.strip(b"\0"):
                 return False
-            zeros += len(more)
+            zeros += len(chunk)
         return len(last) < whole or zeros > 1
 
     def corrupt(self, offset: int, problem: str) -> JournalCorrupt:

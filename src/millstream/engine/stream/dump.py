@@ -25,7 +25,7 @@ VERSION: Final = 10
 """The RDB version of Redis 7.0. Like Redis 7.0, payloads with a higher version are rejected."""
 STREAM: Final = 19
 OLD_STREAM: Final = 15
-"""The type previous_id Redis 7.0, without the counters."""
+"""The type before Redis 7.0, without the counters."""
 
 _DELETED: Final = 1
 _SAME_FIELDS: Final = 2

@@ -50,17 +50,17 @@ def parse_ids(args: Sequence[bytes]) -> list[int]:
     ids: list[int] = []
     times: dict[bytes, int] = {}
     for raw in args:
-        left, _, right = raw.partition(b"-")
-        if not right.isdigit() or len(right) > _SAFE_DIGITS:
+        ms_digits, _, seq_digits = raw.partition(b"-")
+        if not seq_digits.isdigit() or len(seq_digits) > _SAFE_DIGITS:
             ids.append(parse_id(raw))
             continue
-        time = times.get(left)
+        time = times.get(ms_digits)
         if time is None:
-            if not left.isdigit() or len(left) > _SAFE_DIGITS:
+            if not ms_digits.isdigit() or len(ms_digits) > _SAFE_DIGITS:
                 ids.append(parse_id(raw))
                 continue
-            time = times[left] = int(left) << SEQ_BITS
-        ids.append(time | int(right))
+            time = times[ms_digits] = int(ms_digits) << SEQ_BITS
+        ids.append(time | int(seq_digits))
     return ids
 
 

@@ -47,17 +47,17 @@ class ReadOptions:
         options = cls([])
         at, end = 1, len(args)
         while at < end:
-            option, more = args[at].upper(), end - 1 - at
-            if option == b"BLOCK" and more:
+            option, values_left = args[at].upper(), end - 1 - at
+            if option == b"BLOCK" and values_left:
                 at += 1
                 options.block_ms = _timeout(args[at])
-            elif option == b"COUNT" and more:
+            elif option == b"COUNT" and values_left:
                 at += 1
                 options.count = max(parse_int(args[at]), 0)
-            elif option == b"STREAMS" and more:
+            elif option == b"STREAMS" and values_left:
                 options.streams = _pairs(args[at + 1 :])
                 break
-            elif option == b"GROUP" and more >= 2:
+            elif option == b"GROUP" and values_left >= 2:
                 if not grouped:
                     raise ErrorReply(_only_grouped("GROUP"))
                 options.group, options.consumer = args[at + 1], args[at + 2]

@@ -31,7 +31,7 @@ def check_texts(message: Message) -> None:
         raise InvalidArgument("uuid", message.uuid, "a text")
     for key, value in message.metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise InvalidArgument("metadata", {key: value}, "texts alone, such as {'attempt': '3'}")
+            raise InvalidArgument("metadata", {key: value}, "only texts, such as {'attempt': '3'}")
 
 
 def not_text(message: Message, error: Exception) -> InvalidArgument:

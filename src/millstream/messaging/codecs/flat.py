@@ -70,8 +70,8 @@ class RawCodec:
         if payload is not None:
             if len(fields) == 1:
                 return Message(payload)
-            others = {_text(name): _text(value) for name, value in fields.items() if name != FIELD}
-            return Message(payload, others)
+            metadata = {_text(name): _text(value) for name, value in fields.items() if name != FIELD}
+            return Message(payload, metadata)
         if len(fields) == 1:
             return Message(next(iter(fields.values())))
         raise Undecodable("the entry has no field 'data', and more than one other")

@@ -83,7 +83,7 @@ class Backlog:
 
     def _next(self, limit: int) -> list[TopicRead]:
         """Topics that can be read now, in turn: at least one, and ``limit`` at most, as there may be thousands. A full
-        topic comes back when messages of it are released."""
+        topic is read again when messages of it are released."""
         now = time.monotonic()
         readable: list[TopicRead] = []
         for read in self._backlogged:

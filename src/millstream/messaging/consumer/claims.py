@@ -49,7 +49,7 @@ class Claims:
         """Topics that could claim nothing the last time because the process was full: they come first."""
 
     def forget(self, topic: Topic) -> None:
-        """The topic is removed."""
+        """Removes what is stored about the topic."""
         self._starved.discard(topic)
 
     def in_progress(self, topic: Topic) -> bool:
@@ -150,9 +150,11 @@ class Claims:
         an entry, its delivery count differs and this is refused."""
         for delivery in deliveries:
             times = delivery.times_delivered or 1
-            left = 0 if not delivery.times_delivered else max(0, times - not_started)
+            new_count = 0 if not delivery.times_delivered else max(0, times - not_started)
             try:
-                settled = await topic.run(settle.return_unstarted, [delivery.id], times_delivered=times, leaving=left)
+                settled = await topic.run(
+                    settle.return_unstarted, [delivery.id], times_delivered=times, leaving=new_count
+                )
             except BrokerClosed:
                 raise
             except MillstreamError as error:  # then it can be claimed after claim_min_idle_ms

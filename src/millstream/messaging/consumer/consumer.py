@@ -46,7 +46,7 @@ def consumer_of(broker: BrokerProtocol, group: str, name: str) -> SharedConsumer
 
 
 class SharedConsumer:
-    """The parts know each other only where one calls the other. What goes the other way are the callbacks below:
+    """A part has a reference only to the parts that it calls. Calls in the other direction are the callbacks below:
 
     - the settler reports entries that have left the in-flight table (``_released``) and retries that it has stored;
     - claims report capacity that they use and free, and claimed entries whose deliveries are to be counted;
@@ -97,7 +97,7 @@ class SharedConsumer:
     # --- adding and removing topics -----------------------------------------------------------------------------------
 
     def add(self, topic: Topic) -> None:
-        """The topic belongs to this consumer from now on. ``enter`` and, always, ``entered`` follow."""
+        """Adds a topic to this consumer. The caller then calls ``enter`` and, even if that fails, ``entered``."""
         self._gc_pause.begin()
         settings = topic.settings
         self.capacity.allow(
@@ -134,11 +134,11 @@ class SharedConsumer:
             self.reclaimer.add(topic, has_pending=joined.pending > 0)
 
     def entered(self) -> None:
-        """A topic that was added is read now, or never will be."""
+        """Called when ``enter`` has ended: the topic is read now, or it failed to join."""
         self._gc_pause.end(len(self._topics))
 
     async def leave(self, topic: Topic) -> None:
-        """The topic is removed. The last one ends the shared parts."""
+        """Removes the topic. Removing the last one ends the shared parts."""
         topic.ended = True
         self.settler.stop(topic)
         self.heartbeat.stop(topic)

@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 FAILED = Backoff(initial_ms=50, max_ms=1_000)
 REPLACED_CHECK_MS = 2_000
-"""Between two checks of an idle stream for smaller ids than those that were read."""
+"""Interval between two checks whether an idle stream has smaller ids than those that were read."""
 MAX_REMEMBERED_IDS = 1_000
-"""Ids of the last entries read: where to go on in a stream that lost its end in a failover."""
+"""Ids of the last entries read: where reading continues in a stream that lost its end in a failover."""
 
 
 class Fanout:
@@ -180,7 +180,7 @@ class Fanout:
                 return
             present = await self._broker.run(xrange, self.topic, self._seen[0], count=MAX_REMEMBERED_IDS)
         except NoSuchStream:
-            return  # it may come back, with smaller or larger ids
+            return  # the stream may be created again, with smaller or larger ids
         except Exception as error:  # see ``can_pass``
             if not can_pass(error):
                 raise

@@ -37,7 +37,7 @@ class IdleTopics:
         return {key: read for key, read in choice.items() if read_at_ms.get(key, 0.0) <= now}
 
     async def watch(self, keys: Iterable[bytes]) -> None:
-        """These topics are about to be read: writes are reported from now on."""
+        """Called before these topics are read: writes to them are reported from now on."""
         if self._watch is None:
             return
         keys = list(keys)
@@ -46,7 +46,8 @@ class IdleTopics:
         await self._watch.watch(keys, self._written)
 
     def caught_up(self, read: TopicRead) -> bool:
-        """The read returned all entries of the topic. True if writes to it are reported: it needs no frequent polls."""
+        """Called when a read has returned all entries of the topic. True if writes to it are reported, so that it needs
+        no frequent polls."""
         key = read.topic.key
         if self._watch is None or not self._watch.covers(key):
             return key in self._written_in_read
@@ -56,13 +57,13 @@ class IdleTopics:
         return True
 
     async def verify(self, returned: Iterable[bytes]) -> None:
-        """The read returned entries of these topics."""
+        """Called with the topics of which a read returned entries: checks that their writes were reported."""
         missed = self._unreported.intersection(returned)
         if missed and self._watch is not None:
             await self._watch.verify(missed)
 
     def changed(self, key: bytes) -> None:
-        """The topic is read as soon as possible."""
+        """Ends the idle state of a topic, so that it is read as soon as possible."""
         self._read_at_ms.pop(key, None)
 
     def forget(self, key: bytes) -> None:

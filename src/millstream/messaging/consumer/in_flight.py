@@ -39,21 +39,22 @@ class State(Enum):
 
     RECEIVED = "received, and in no queue yet; an entry without a handler is settled from here"
     KEY_QUEUED = "waits behind an older message of its key"
-    KEY_QUEUED_CLAIMED = "the same, claimed from a dead consumer: its next delivery is not counted yet"
+    KEY_QUEUED_CLAIMED = "as KEY_QUEUED, but claimed from a dead consumer: its next delivery is not counted yet"
     READY = "in the ready queue: the next free worker takes it"
     CLAIMED = "claimed from a dead consumer: its delivery will be counted before it starts"
-    ISOLATED = "the same, and redelivered before: it waits until no other isolated entry of the topic is in flight"
+    ISOLATED = "as CLAIMED, and redelivered before: it waits until no other isolated entry of the topic is in flight"
     COUNTING = "its delivery is being counted in the broker; it starts after that"
     UNVERIFIED = "another consumer may have claimed it during a pause: ownership is checked before it starts"
     RUNNING = "its handler has started"
     LOST = "its handler is running, and another consumer has claimed the entry"
     EXPIRED = "its handler is running for longer than max_hold_ms, and the entry was returned to the group"
     SETTLING = "its outcome is known, and the broker has not confirmed it yet"
-    SETTLING_LOST = "the same, but another consumer has claimed the entry: the outcome will be refused"
+    SETTLING_LOST = "as SETTLING, but another consumer has claimed the entry: the outcome will be refused"
     DELAYED = "a retry that waits in this process, because later messages of its key wait behind it"
     RELEASED = "no longer in flight"
 
-    # Members are compared by identity everywhere. The hash of Enum is a Python function: four times slower.
+    # States are compared by identity everywhere, so ``object.__hash__`` is enough. Enum's own hash is a Python function
+    # and four times slower.
     __hash__ = object.__hash__
 
 
@@ -64,11 +65,11 @@ class Event(Enum):
     ADD_CLAIMED = "it was claimed from a dead consumer"
     ADD_ISOLATED = "it was claimed from a dead consumer, and had been redelivered before"
     QUEUE = "an older message of its key is in flight"
-    QUEUE_CLAIMED = "the same, for an entry claimed from a dead consumer"
+    QUEUE_CLAIMED = "as QUEUE, for an entry claimed from a dead consumer"
     TAKE = "a worker takes it"
-    MARK_UNVERIFIED = "its ownership is not certain when a worker would take it"
+    MARK_UNVERIFIED = "a worker could take it, but its ownership is not certain"
     VERIFY = "a heartbeat has confirmed the ownership"
-    COUNT = "its turn has come: the delivery is counted"
+    COUNT = "it may start now: its delivery is counted first"
     REQUEUE = "the delivery was counted, or need not be counted"
     SETTLE = "it gets its outcome"
     DELAY = "the outcome is a retry in this process"
@@ -376,8 +377,8 @@ class InFlight:
         self.process.grew(count, size)
 
     def refresh_delivery(self, entry_id: EntryId, times: int, valid_until: float) -> bool:
-        """An entry was delivered to this process again. True if it is in flight: no second handler starts here, and
-        with the new delivery count the acknowledgement of the first one is accepted.
+        """Called when an entry was delivered to this process again. True if it is in flight: then no second handler
+        starts, and the new delivery count lets the broker accept the acknowledgement of the first one.
 
         A reply that was requested before the last known confirmation changes nothing: on a Cluster a reply may arrive
         late, and the delivery may have been counted meanwhile.
@@ -605,9 +606,9 @@ class InFlight:
     def _dequeue(self) -> None:
         """Removes released records from every queue of entries that may start."""
         if any(message._state is not READY for message in self._ready):
-            kept = [message for message in self._ready if message._state is READY]
+            ready = [message for message in self._ready if message._state is READY]
             self._ready.clear()
-            self._ready.extend(kept)
+            self._ready.extend(ready)
         for index, state in ((self._unverified, UNVERIFIED), (self._claimed_queue, CLAIMED)):
             for entry_id in [entry_id for entry_id, message in index.items() if message._state is not state]:
                 del index[entry_id]

@@ -75,13 +75,14 @@ class Membership:
         return 0 if group is None else group.incarnation
 
     def received(self, topic: Topic, last_id: EntryId) -> None:
-        """A read returned entries up to this id."""
+        """Records that a read returned entries up to this id."""
         group = self._groups.get(topic)
         if group is not None and last_id > group.last_delivered:
             group.last_delivered = last_id
 
     def claim_reply_lost(self, topic: Topic) -> None:
-        """A claim may have been applied without a reply: its entries are pending here with a higher delivery count."""
+        """Records that a claim may have been applied without a reply. Its entries are then pending here with a higher
+        count."""
         if (group := self._groups.get(topic)) is not None:
             group.claim_reply_lost_until_ms = monotonic_ms() + 2 * topic.settings.claim_min_idle_ms
 
@@ -129,8 +130,9 @@ class Membership:
             topic.changed()
 
     async def process_refusal(self, topic: Topic, settled: Settled, incarnation: int) -> None:
-        """A request about in-flight entries was refused. If the group does not know this consumer, or was created again
-        since this process joined it, it is not the group that delivered them. The consumer that created it again may
+        """Called when a request about in-flight entries was refused. If the group does not know this consumer, or was
+        created again since this process joined it, it is not the group that delivered them. The consumer that created
+        it again may
         not know how far back it has to begin, but this one does: it moves the group back."""
         if topic.broker.context.fence is not None:
             # The reply passed the fence, so this process still owned the stream, and no new owner has removed its name
@@ -157,8 +159,8 @@ class Membership:
         return ago_ms is not None and ago_ms + CLOCK_MS < seen_ms
 
     async def check_ownership(self, topic: Topic, messages: Sequence[Message], incarnation: int) -> None:
-        """An operation was refused for these messages without a reason. A refused heartbeat gives the reason: another
-        consumer has claimed them, or the group is another incarnation."""
+        """Called when an operation was refused for these messages without a reason. Sends a heartbeat, whose refusal
+        gives the reason: another consumer has claimed them, or the group is another incarnation."""
         for times, ids in ids_by_count(messages).items():
             settled = await topic.run(settle.heartbeat, ids, times_delivered=times)
             if settled.refused:

@@ -81,13 +81,13 @@ class OutputStore:
         if topic.publish_to is None:
             raise InvalidArgument("outputs", "a message's outputs", "publish_to, or an acknowledgement without outputs")
         failed: MillstreamError | None = None
-        for some in _portions(topic, outputs, messages):
-            streams = {output_stream(topic.publish_to, one) for message in some for one in outputs[message]}
+        for portion in _portions(topic, outputs, messages):
+            streams = {output_stream(topic.publish_to, output) for message in portion for output in outputs[message]}
             if not shares_slot(topic.broker.context, topic.name, *streams):
-                failed = await self._write_and_acknowledge(topic, outputs, some) or failed
-            elif error := await self._store_in_one_step(topic, outputs, some):
+                failed = await self._write_and_acknowledge(topic, outputs, portion) or failed
+            elif error := await self._store_in_one_step(topic, outputs, portion):
                 failed = error
-                for message in some if len(some) > 1 else ():  # refused as a whole: which message is the cause?
+                for message in portion if len(portion) > 1 else ():  # stored one by one, to find the refused message
                     await self._store_in_one_step(topic, outputs, [message])
         if failed is not None:
             raise failed
@@ -103,7 +103,7 @@ class OutputStore:
             Output(
                 message.id,
                 message.times_delivered,
-                [(output_stream(target, one), encode(one)) for one in outputs[message]],
+                [(output_stream(target, output), encode(output)) for output in outputs[message]],
             )
             for message in messages
             if message.id is not None

@@ -32,7 +32,7 @@ class OwnEntries:
         """Topics that may have such entries."""
 
     def restart(self, topic: Topic) -> None:
-        """Entries may be pending for this consumer that no read returned."""
+        """Starts a new scan, because entries may be pending for this consumer that no read returned."""
         if not topic.ended:
             self._scans[topic] = _Scan()
 
@@ -43,7 +43,7 @@ class OwnEntries:
         return topic in self._scans
 
     def must_come_first(self, topic: Topic) -> bool:
-        """Keys keep their order, so older entries are recovered before new ones are read."""
+        """Whether own pending entries must be recovered before new ones are read: with order per key they are older."""
         return topic in self._scans and topic.in_flight.keeps_order
 
     async def recover(self, topics: Iterable[Topic]) -> list[tuple[Topic, MillstreamError, int]]:

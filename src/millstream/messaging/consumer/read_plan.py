@@ -57,7 +57,7 @@ class ReadPlan:
         """Until when this process owns all topics of that choice, and when that was checked."""
 
     def received(self, read: TopicRead) -> None:
-        """The topic received entries, from a read or a claim: the next read asks for fewer."""
+        """Called when the topic received entries from a read or a claim: the next read asks for fewer."""
         self._active.add(read)
 
     def drop(self, read: TopicRead) -> None:

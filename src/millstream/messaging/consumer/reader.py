@@ -132,7 +132,7 @@ class Reader:
         return await self._reads.wait_until_returned(read, timeout_s)
 
     def forget(self, topic: Topic) -> None:
-        """The topic was removed, and the consumer has left."""
+        """Called when the topic was removed and the consumer has left its group."""
         read = self._topics.pop(topic, None)
         if read is not None:
             del self._shard_of[read]
@@ -166,7 +166,7 @@ class Reader:
                     self._read_soon(read)
 
     def capacity_used(self, topic: Topic) -> None:
-        """The topic received or reserved entries without a read: the next read asks for fewer."""
+        """Called when the topic received or reserved entries without a read: the next read asks for fewer."""
         read = self._topics.get(topic)
         if read is not None:
             self._shard_of[read].received(read)
@@ -191,7 +191,7 @@ class Reader:
     # --- own pending entries ------------------------------------------------------------------------------------------
 
     def look_again(self, topic: Topic) -> None:
-        """Entries may be pending for this consumer that no read returned: they are recovered before the next read."""
+        """Before the next read, recovers entries that are pending for this consumer and that no read returned."""
         read = self._topics.get(topic)
         if read is None:
             self._own_entries.restart(topic)

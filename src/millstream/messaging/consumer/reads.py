@@ -98,7 +98,7 @@ class Reads:
         return True
 
     def returned(self) -> None:
-        """A read has returned, and reserves nothing any more."""
+        """Called when a read has returned: it reserves no capacity any more."""
         for read in [read for read in self._waiters if not read.topic.capacity.reserved_by_reads()]:
             for waiter in self._waiters.pop(read):
                 if not waiter.done():

@@ -70,7 +70,7 @@ class Reclaimer:
         """When the next visit is due, as far as it knows."""
 
     def add(self, topic: Topic, *, has_pending: bool) -> None:
-        """The topic has joined its group. ``has_pending``: entries were pending for this consumer."""
+        """Adds a topic that has joined its group. ``has_pending``: entries were pending for this consumer."""
         now = monotonic_ms()
         in_ms = 0.0 if has_pending or len(self._topics) < MANY_TOPICS else interval_ms(topic)
         self._topics[topic] = _Visited(topic, float("inf"), now + topic.settings.dead_consumer_ms / 10)
@@ -150,7 +150,7 @@ class Reclaimer:
         await self._retire([visited for visited in due if visited.retire_at_ms <= now and not visited.topic.closing])
 
     async def _look(self, topics: Sequence[Topic]) -> list[tuple[Topic, recovery.Visit]]:
-        """What there is to do, for the topics that have something to do."""
+        """Asks the server which of the topics have work, and what it is."""
         groups: dict[tuple[int, int], list[Topic]] = defaultdict(list)
         context = self._broker.context
         for topic in topics:

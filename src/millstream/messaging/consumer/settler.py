@@ -267,14 +267,14 @@ class Settler:
                 for acks in scripts
             ],
         )
-        for acks, left in zip(scripts, replies, strict=True):
-            failed = isinstance(left, MillstreamError)
-            if failed and not left.retryable:
-                continue  # no permission for one of the streams: which one?
+        for acks, rejected in zip(scripts, replies, strict=True):
+            failed = isinstance(rejected, MillstreamError)
+            if failed and not rejected.retryable:
+                continue  # acknowledged one by one, to find the stream without permission
             for position, (topic, _, ids) in enumerate(acks):
                 if failed:
-                    self._begin(topic, self._repeat(topic, self._ack, to_ack.pop(topic), left))
-                elif position not in left:
+                    self._begin(topic, self._repeat(topic, self._ack, to_ack.pop(topic), rejected))
+                elif position not in rejected:
                     messages = to_ack.pop(topic)
                     topic.emit("messaging.acked", entries=len(ids))
                     self.release(topic, ids)
@@ -344,7 +344,7 @@ class Settler:
                 await topic.change()
 
     def stop(self, topic: Topic) -> None:
-        """The topic is removed. Outcomes that are not applied are dropped."""
+        """Removes the topic. Outcomes that are not applied are dropped."""
         self._dirty.pop(topic, None)
         outbox = self._outboxes.pop(topic, None)
         for task in () if outbox is None else outbox.tasks:
@@ -459,7 +459,7 @@ class Settler:
         )
         ids = [message.id for message in messages if message.id is not None]
         answer = await topic.run(settle.count_delivery, ids, times_delivered=times)
-        # The message of a deleted entry is in memory, so it is handled once more. It cannot be redelivered.
+        # The message of a deleted entry is in memory, so it is handled one more time. It cannot be redelivered.
         topic.report_gone(answer.gone)
         refused = set(answer.refused)
         counted = [message for message in messages if message.id not in refused] if refused else messages
@@ -509,7 +509,9 @@ class Settler:
             self.release(topic, ids, refused=answer.refused)
             if tracing.active is not None:
                 gone = {*answer.refused, *answer.gone}
-                delayed = [each for each in messages if each.times_delivered == times and each.id not in gone]
+                delayed = [
+                    message for message in messages if message.times_delivered == times and message.id not in gone
+                ]
                 tracing.active.retried(topic.name, topic.group, delayed, began_s)
         self._retry_in(topic, delay_ms)
 
@@ -549,7 +551,7 @@ class Settler:
     # --- retries inside the process, for keys in order ----------------------------------------------------------------
 
     def _delay_here(self, topic: Topic, message: Message, delay_ms: int, *, charged: bool) -> None:
-        """The message stays in flight, with heartbeats, so that its key waits for it."""
+        """Keeps the message in flight, with heartbeats, so that later messages of its key wait for it."""
         if not topic.in_flight.delay(message, counted=charged):
             self.release(topic, ())  # another consumer has it: later messages of its key may start
             return
@@ -569,7 +571,7 @@ class Settler:
 
 
 def _trace_acks(topic: Topic, messages: Sequence[Message], answers: Sequence[Settled], began_s: float) -> None:
-    refused = {each for answer in answers for each in answer.refused}
+    refused = {entry_id for answer in answers for entry_id in answer.refused}
     if tracing.active is not None:
         acked = [message for message in messages if message.id not in refused] if refused else messages
         tracing.active.acked(topic.name, topic.group, acked, began_s)

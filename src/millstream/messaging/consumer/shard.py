@@ -114,7 +114,7 @@ class Shard:
         self._read = SharedRead()
         """What the read in progress names."""
         self._named_last: dict[bytes, TopicRead] = {}
-        """What it or the last one named: one of them made it fail."""
+        """The topics of the read in progress, or of the last read. If that read failed, one of them is the cause."""
         self._read_number = 0
         self._connection: int | None = None
         self._waking: asyncio.Task[None] | None = None
@@ -219,7 +219,7 @@ class Shard:
                     await self._locate_failure(reads, error)
                     continue
                 else:
-                    self._report(reads, error)  # each one alone works, all together fail: reported, and repeated
+                    self._report(reads, error)  # each topic can be read alone, but not all of them together
             failures += 1
             # Redis may have assigned entries to the failed read: own pending entries are recovered.
             self.progress_ms = 0.0
@@ -372,7 +372,8 @@ class Shard:
         asked_at = time.monotonic()
         self._begin(choice, count)
         try:
-            await self._idle.watch(choice)  # before the read: an entry is in its reply, or is reported
+            # Before the read starts: an entry is either in the reply, or its write is reported.
+            await self._idle.watch(choice)
             replies = await self._reads.read_each(list(choice.values()), [count] * len(choice))
         finally:
             self._end(choice, count)

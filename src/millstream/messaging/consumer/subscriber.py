@@ -191,7 +191,7 @@ class Subscriber:
         self._certain_until = certain_until
 
     def look_again(self) -> None:
-        """Entries may be pending for this consumer that no read returned, as of a new owner: they are handled now."""
+        """Handles entries that are pending for this consumer and that no read returned, as after a change of owner."""
         for subscription in self._open:
             if isinstance(subscription, Subscription):
                 subscription.look_again()

@@ -43,7 +43,8 @@ LAST_REPLY_S = 1.0
 
 
 _reading: dict[tuple[str, str | None], list[ref[Subscription]]] = {}
-"""By topic and group: there may be thousands. Weak: a subscription that was collected reads nothing."""
+"""The subscriptions that read now, by topic and group, because there may be thousands. Weak references, because a
+subscription that was collected reads nothing."""
 os.register_at_fork(after_in_child=_reading.clear)  # what the parent reads, this process does not
 
 
@@ -53,9 +54,9 @@ def begins(subscription: Subscription) -> None:
 
 def ends(subscription: Subscription) -> None:
     place = (subscription.topic, subscription.group)
-    left = [other for other in _reading.pop(place, ()) if other() is not None and other() is not subscription]
-    if left:
-        _reading[place] = left
+    remaining = [other for other in _reading.pop(place, ()) if other() is not None and other() is not subscription]
+    if remaining:
+        _reading[place] = remaining
 
 
 def others_of(subscription: Subscription) -> list[Subscription]:
@@ -103,7 +104,7 @@ class Subscription:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def begin(self, consumer: str) -> None:
-        """It reads from now on, in this event loop, as this consumer."""
+        """Starts reading in this event loop, under this consumer name."""
         self.consumer = self._state.consumer = consumer
         self._loop = asyncio.get_running_loop()
 
@@ -127,7 +128,7 @@ class Subscription:
         self._shared.settler.settle(self._state, message, outcome)
 
     def look_again(self) -> None:
-        """Entries may be pending for this consumer that no read returned."""
+        """Recovers entries that are pending for this consumer and that no read returned."""
         if self._shared is not None and not self._closing:
             self._shared.reader.look_again(self._state)
 
@@ -314,11 +315,11 @@ class Subscription:
         """Waits for messages that the user settles."""
         state = self._state
         while state.in_flight.has_unsettled():
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not shared.settles:
+            seconds_left = self._deadline - time.monotonic()
+            if seconds_left <= 0 or not shared.settles:
                 return
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(seconds_left):
                     await state.change()
             except TimeoutError:
                 pass

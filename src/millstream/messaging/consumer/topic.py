@@ -102,7 +102,7 @@ class Topic:
         self._changed: asyncio.Event | None = None
 
     def begin(self, consumer: str, process: ProcessCapacity) -> None:
-        """It is read from now on, by this consumer, within the capacity of the process."""
+        """Starts the topic: it is read by this consumer, within the capacity of the process."""
         settings = self.settings
         self.consumer = consumer
         self.in_flight = InFlight(
@@ -119,7 +119,7 @@ class Topic:
         self.wake(self)
 
     def changed(self) -> None:
-        """A worker has ended, messages were released, or outcomes were applied: ``change`` returns."""
+        """Makes ``change`` return: a worker has ended, messages were released, or outcomes were applied."""
         if self._changed is not None:
             self._changed.set()
 
@@ -179,7 +179,7 @@ class Topic:
             except Exception as error:  # of a codec, or of the function that names the key
                 self._dead_letter_unreadable(entry_id, fields, times or 1, error)
                 continue
-            accepted[entry_id] = message  # an id that stands twice in a reply is one delivery
+            accepted[entry_id] = message  # an id that occurs twice in a reply is one delivery
         if accepted:
             self.capacity.measure(len(accepted), in_flight.add_all(accepted))
         if in_flight.ready:
@@ -208,7 +208,8 @@ class Topic:
                 self._dead_letter_unreadable(entry_id, fields, times, error)
 
     def start_again(self, messages: Iterable[Message], times_delivered: int, valid_until: float) -> None:
-        """Starts the same entries once more. A message that a handler has seen is decoded again: it may be changed."""
+        """Starts the same entries again. A message that a handler has received is decoded again, because it may be
+        changed."""
         decode, origin = self.codec.decode, self.origin
         for message in messages:
             assert message.id is not None
@@ -219,7 +220,7 @@ class Topic:
         self.wake_workers()
 
     def _skip(self, entry_id: EntryId, fields: dict[bytes, bytes], times: int) -> None:
-        """A dead letter of another group that was replayed: this group has settled it before."""
+        """Acknowledges a replayed dead letter of another group: this group has settled the entry before."""
         message = Message(b"").receive(self.origin, entry_id, times, fields)
         self.in_flight.add_unhandled(message)
         message.settle(ACKED)
@@ -227,7 +228,8 @@ class Topic:
     def _dead_letter_unreadable(
         self, entry_id: EntryId, fields: dict[bytes, bytes], times: int, error: Exception
     ) -> None:
-        """The codec cannot decode it, or the function that names its key fails: no handler ever starts."""
+        """Dead-letters an entry that the codec cannot decode or whose key function fails: no handler can start on
+        it."""
         if isinstance(error, IllegalTransition):
             raise error
         if not isinstance(error, Undecodable):
@@ -245,13 +247,14 @@ class Topic:
             self.broker.context.observer("messaging.outputs_published", topic=stream, messages=messages)
 
     def report_gone(self, ids: Sequence[EntryId]) -> None:
-        """Entries were deleted or trimmed before this group had settled them: they cannot be delivered again."""
+        """Reports entries that were deleted or trimmed before this group settled them: they cannot be delivered
+        again."""
         if ids:
             log.warning("%d pending entries of %s were deleted or trimmed", len(ids), self.name)
             self.emit("messaging.entries_gone", entries=len(ids))
 
     def _report_illegal(self, error: IllegalTransition) -> None:
-        """A bug of this package. The in-flight table has dropped the entry: a consumer claims it later."""
+        """Reports a bug of this package. The in-flight table has dropped the entry: a consumer claims it later."""
         log.error("%s of %s; the entry is dropped here and will be delivered again", error, self.name)
         self.emit("messaging.illegal_transition", error=str(error))
 

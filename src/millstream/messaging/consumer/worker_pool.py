@@ -98,13 +98,13 @@ class WorkerPool:
         """Waits for running handlers as long as ``time_left`` says, then cancels them, and waits for CANCEL_GRACE_S at
         most. ``topic.closing`` was set before: nothing more is started. Messages that wait for their turn (a rate
         limit, a free place) are not waited for: their handlers would start during the close."""
-        while topic in self._running and (left := time_left()) > 0:
+        while topic in self._running and (seconds_left := time_left()) > 0:
             for task in self._running[topic]:
                 if waits_for_turn(task):
                     task.cancel()
             # In intervals: a second call of close may shorten the time, and middleware may begin to wait.
             try:
-                async with asyncio.timeout(min(left, 0.25)):
+                async with asyncio.timeout(min(seconds_left, 0.25)):
                     await topic.change()
             except TimeoutError:
                 pass

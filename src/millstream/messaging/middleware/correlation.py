@@ -32,7 +32,7 @@ def correlation() -> Middleware:
             token = _current.set(carried)
             try:
                 output = await handler(message)
-                return [correlated(each) for each in as_messages(output)] if output is not None else None
+                return [correlated(sent) for sent in as_messages(output)] if output is not None else None
             finally:
                 _current.reset(token)
 

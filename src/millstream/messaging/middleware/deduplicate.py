@@ -85,12 +85,12 @@ def deduplicate(
     window_s = milliseconds("window", window_ms, 3_600_000, least=1) / 1000
     if max_keys < 1:
         raise InvalidArgument("deduplicate.max_keys", max_keys, "a number of at least 1")
-    seen = SeenHere(window_s, max_keys, now) if shared is None else SeenByAll(shared, window_s)
+    seen_keys = SeenHere(window_s, max_keys, now) if shared is None else SeenByAll(shared, window_s)
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:
             entry = _entry(message)
-            first = await seen.first(message.topic or "", message.group or "", key(message), entry)
+            first = await seen_keys.first(message.topic or "", message.group or "", key(message), entry)
             return await handler(message) if first == entry else None
 
         return handle

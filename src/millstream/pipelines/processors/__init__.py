@@ -1,4 +1,4 @@
-"""Processors: each a part of the spec and a transformation of events. To add one, list it here."""
+"""Processors: parts of the spec that transform events. To add one, list it here."""
 
 from typing import TYPE_CHECKING
 

@@ -19,7 +19,15 @@ from pydantic_core import PydanticCustomError
 
 from millstream.pipelines import paths
 from millstream.pipelines.events import MAX_ROW_BYTES, RowTooLarge, change_rows, fail_where, per_row
-from millstream.pipelines.json_text import JsonError, Number, canonical, has_duplicate_members, parse, shown, write
+from millstream.pipelines.json_text import (
+    JsonError,
+    Number,
+    canonical,
+    has_duplicate_members,
+    parse,
+    template_text,
+    write,
+)
 from millstream.pipelines.paths import FieldPath
 from millstream.pipelines.processors.processor import Processor, ProcessorStage, RowPath
 from millstream.pipelines.spec.part import NonEmpty, Secret, Text
@@ -233,7 +241,7 @@ class Flatten(Processor):
             size += len(name)
             if size > MAX_ROW_BYTES:
                 return None  # the change itself raises RowTooLarge
-        return ", ".join(shown(name) for name, times in names.items() if times > 1) or None
+        return ", ".join(template_text(name) for name, times in names.items() if times > 1) or None
 
     def _pairs(self, row: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
         for name, value in row.items():
@@ -327,7 +335,7 @@ class Mask(Processor):
     def masked(self, kind: str, value: Any) -> str:
         if kind == "redact":
             return self.replacement
-        return hashlib.sha256(f"{self.salt.get_secret_value()}{shown(value)}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.salt.get_secret_value()}{template_text(value)}".encode()).hexdigest()
 
     def masked_key(self, key: str | None, *rows: Any) -> str | None:
         """The key without clear values of masked fields, in any format of keys."""
@@ -387,7 +395,7 @@ def _hidden_texts(value: Any) -> Iterator[tuple[str, Any]]:
     """A masked value, and each value inside it, with the texts that may represent it in a key."""
     if value is None or isinstance(value, bool):
         return
-    yield shown(value), value
+    yield template_text(value), value
     if isinstance(value, Number):
         yield canonical(value), value
     if isinstance(value, dict | list):
@@ -415,7 +423,7 @@ def _mask_within(value: dict[str, Any] | list[Any], hides: Change, hidden: Mappi
         if isinstance(inner, dict | list):
             changed |= _mask_within(inner, hides, hidden)
         elif inner is not None and not isinstance(inner, bool):
-            text = shown(inner)
+            text = template_text(inner)
             masked = hidden.get(canonical(inner)) if isinstance(inner, Number) else _masked_text(text, hides, hidden)
             masked = hidden.get(text, masked)
             if masked is not None and masked != text:
@@ -541,8 +549,8 @@ def conceal(failed: DataFrame, hidden: Mapping[str, Sequence[Change]], otherwise
     for name in ("stream", "key"):
         failed = failed.withColumn(name, per_row(key, "string", *map(F.col, (name, *texts, "stage"))))
     failed = failed.withColumns({name: per_row(row, "string", F.col(name), F.col("stage")) for name in texts})
-    both = [F.col(name) for name in (*(_CLEAR + name for name in ("key", *texts)), "key", *texts)]
-    marked = failed.withColumn(HASHES, per_row(_new_hashes, "string", *both))
+    texts_and_originals = [F.col(name) for name in (*(_CLEAR + name for name in ("key", *texts)), "key", *texts)]
+    marked = failed.withColumn(HASHES, per_row(_new_hashes, "string", *texts_and_originals))
     return marked.drop(*(_CLEAR + name for name in ("key", *texts)))
 
 

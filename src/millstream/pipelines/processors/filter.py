@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.events import fail_where, per_row
-from millstream.pipelines.json_text import Number, same, shown
+from millstream.pipelines.json_text import Number, same, template_text
 from millstream.pipelines.processors.processor import Fields, Processor, ProcessorStage
 from millstream.pipelines.spec.part import NonEmpty, Part, TemplateText
 from millstream.pipelines.templates import EventValues, Reference, Template, TemplateError
@@ -90,8 +90,8 @@ class Predicate(Part):
 
     @model_validator(mode="after")
     def _one_test(self) -> Predicate:
-        given = self.model_fields_set - {"field"}
-        if len(given) != 1:
+        tests = self.model_fields_set - {"field"}
+        if len(tests) != 1:
             raise PydanticCustomError("predicate", "give exactly one test: {tests}", {"tests": ", ".join(TESTS)})
         if self.changed and Reference.parse(self.field).root not in ("after", "before", "row"):
             raise PydanticCustomError("predicate", "changed needs a field of the row, such as after.status")
@@ -111,7 +111,7 @@ class Predicate(Part):
         smaller and not greater. ``contains`` and ``regex`` test the value as a template writes it.
         """
         reference, test = Reference.parse(self.field), self.test()
-        given: Any = getattr(self, test)
+        expected: Any = getattr(self, test)
         values = reference.values
         if test == "changed":
             before, after = (Reference(side, reference.field).values for side in ("before", "after"))
@@ -119,22 +119,22 @@ class Predicate(Part):
         if test in ("exists", "not_exists"):
             return lambda event: bool(values(event)) == (test == "exists")
         if test == "contains":
-            return lambda event: any(given in shown(value) for value in values(event))
+            return lambda event: any(expected in template_text(value) for value in values(event))
         if test == "regex":
-            search = re.compile(given).search
-            return lambda event: any(search(shown(value)) for value in values(event))
+            search = re.compile(expected).search
+            return lambda event: any(search(template_text(value)) for value in values(event))
         if test in ("eq", "ne", "in_", "not_in"):
-            operands = [_json_value(item) for item in (given if isinstance(given, list) else [given])]
+            operands = [_json_value(item) for item in (expected if isinstance(expected, list) else [expected])]
             must_match = test in ("eq", "in_")
             return lambda event: (
                 any(same(value, operand) for value in values(event) for operand in operands) == must_match
             )
-        bound = _json_value(given)
+        bound = _json_value(expected)
         return lambda event: any(_ordered(value, test, bound) for value in values(event))
 
 
-def _json_value(given: Scalar) -> Any:
-    return given if isinstance(given, bool | str) else Number(repr(given))
+def _json_value(operand: Scalar) -> Any:
+    return operand if isinstance(operand, bool | str) else Number(repr(operand))
 
 
 def _ordered(value: Any, test: str, bound: Any) -> bool:

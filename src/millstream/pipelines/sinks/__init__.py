@@ -1,4 +1,4 @@
-"""Sinks: each a file, each a part of the spec that takes batches and answers for itself. To add one, list it here."""
+"""Sinks, one file each: parts of the spec that write batches. To add one, list it here."""
 
 from typing import TYPE_CHECKING
 

@@ -204,10 +204,10 @@ class RedisSink(Sink):
 
     def shape(self) -> str | None:
         """Settings of the stream count only as given or not: a sink without one would inherit that of the first."""
-        given = {name: getattr(self.config, name) is not None for name in ("maxlen", "durability")}
+        is_set = {name: getattr(self.config, name) is not None for name in ("maxlen", "durability")}
         layout = {"envelope", "key", "headers", "fields"}
         made = self.model_dump(include={"filter": True, "config": layout}, mode="json")
-        return json.dumps([made, given, None if self._constant() is not None else self.config.stream], sort_keys=True)
+        return json.dumps([made, is_set, None if self._constant() is not None else self.config.stream], sort_keys=True)
 
     def write_beside(self, rows: DataFrame, write: Write, further: Sequence[tuple[Sink, Write]]) -> Delivered:
         if write.delivery == "exactly_once_by_event_id":

@@ -136,7 +136,7 @@ class Sink(Part):
 
         Raises if one of them is not known to be complete; the others may be.
         """
-        raise TypeError(f"{type(self).__name__} has no shape: it is written alone")
+        raise TypeError(f"{type(self).__name__} cannot be written in one pass with other sinks: it defines no shape")
 
     def deliver(self, session: SparkSession, batch: StoredBatch, write: Write) -> Delivered:
         """Writes a batch of the sink's queue, and counts it."""

@@ -1,4 +1,4 @@
-"""Sources: each a file, each a part of the spec that opens as a frame of events. To add one, list it here."""
+"""Sources, one file each: parts of the spec that open as a frame of events. To add one, list it here."""
 
 from typing import TYPE_CHECKING
 

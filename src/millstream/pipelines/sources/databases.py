@@ -99,7 +99,9 @@ class DatabaseConfig(SourceConfig):
     def _no_comma(self) -> DatabaseConfig:
         for name in (*self.tables, *self.exclude):
             if "," in name:
-                raise PydanticCustomError("tables", "a name with a comma cannot be given; a glob can: ? stands for it")
+                raise PydanticCustomError(
+                    "tables", "a table name cannot contain a comma here; write a glob with ? in its place"
+                )
         return self
 
 
@@ -180,12 +182,12 @@ class DatabaseSource(Source):
             "onTableChange": c.on_table_change,
             "chunkRows": str(_even_chunk(c.chunk_rows, opening.max_events, opening.partitions)),
         }
-        given: dict[str, Any] = {
+        own_options: dict[str, Any] = {
             "passwordFile": c.password_file,
             "maxBytesPerTrigger": opening.max_bytes,
             "gatewayFile": opening.gateway_file,
         }
-        return options | {name: str(value) for name, value in given.items() if value is not None}
+        return options | {name: str(value) for name, value in own_options.items() if value is not None}
 
     def _has_password(self) -> bool:
         return has_secret(self.config.dsn) or re.search(r"\bpassword\s*=", self.config.dsn) is not None

@@ -107,7 +107,7 @@ def _customer() -> Column:
     """A customer as JSON, up to the opening quote of its state, like the other two tables."""
     from pyspark.sql import functions as F
 
-    me, first, last, mail = F.col("key"), _pick(0, _FIRST), _pick(8, _LAST), _pick(8, [each.lower() for each in _LAST])
+    me, first, last, mail = F.col("key"), _pick(0, _FIRST), _pick(8, _LAST), _pick(8, [name.lower() for name in _LAST])
     return _text(
         '{"id":', me, ',"name":"', first, " ", last, '","email":"', mail, me, '@example.com","city":"',
         _pick(16, _CITY), '","tier":"',
@@ -183,8 +183,8 @@ class GeneratorSource(Source):
         c = self.config
         session.dataSource.register(Numbers)
         options: dict[str, float] = {"maxRows": opening.max_events, "parts": c.partitions or opening.partitions}
-        given = {"rows": c.rows, "rate": c.rate, "startMs": c.start_ts_ms}
-        options |= {name: value for name, value in given.items() if value is not None}
+        own_options = {"rows": c.rows, "rate": c.rate, "startMs": c.start_ts_ms}
+        options |= {name: value for name, value in own_options.items() if value is not None}
         numbers = session.readStream.format(FORMAT).options(**{name: str(value) for name, value in options.items()})
         return self.to_events(numbers.load())
 
@@ -198,7 +198,7 @@ class GeneratorSource(Source):
             "name": F.lit(name),
             "db": F.lit("shop"),
         }
-        columns |= {each: F.col(each) for each in ("key", "table", "op", "before", "after", "ts_ms")}
+        columns |= {column: F.col(column) for column in ("key", "table", "op", "before", "after", "ts_ms")}
         # Digits, constants, and a name with a restricted alphabet.
         plain = ("id", "key", "name", "db", "table", "op")
         return event_frame(add_events(numbers, self.config.seed), columns, plain=plain)

@@ -38,13 +38,13 @@ class Numbers(DataSource):
 
 class NumbersReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: dict[str, str]) -> None:
-        given = {name.lower(): value for name, value in options.items()}
-        self._rows = int(given["rows"]) if "rows" in given else None
-        self._rate = float(given["rate"]) if "rate" in given else None
-        self._spacing = self._rate or float(given.get("persecond", "1000"))
-        self._start_ms = int(given["startms"]) if "startms" in given else None
-        self._max_rows = int(given.get("maxrows", "100000"))
-        self._parts = int(given.get("parts", "2"))
+        by_name = {name.lower(): value for name, value in options.items()}
+        self._rows = int(by_name["rows"]) if "rows" in by_name else None
+        self._rate = float(by_name["rate"]) if "rate" in by_name else None
+        self._spacing = self._rate or float(by_name.get("persecond", "1000"))
+        self._start_ms = int(by_name["startms"]) if "startms" in by_name else None
+        self._max_rows = int(by_name.get("maxrows", "100000"))
+        self._parts = int(by_name.get("parts", "2"))
         self._frozen_at: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802, RUF100  # Spark's name

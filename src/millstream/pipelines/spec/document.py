@@ -146,12 +146,12 @@ class _Reader:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
-            here = (*path, key)
+            key_path = (*path, key)
             if key in values:
-                self._document.lines[here] = key_node.start_mark.line + 1
-                self._document.report(here, "this key is given twice")
-            values[key] = self.read(value_node, here)
-            self._document.lines[here] = key_node.start_mark.line + 1
+                self._document.lines[key_path] = key_node.start_mark.line + 1
+                self._document.report(key_path, "this key is given twice")
+            values[key] = self.read(value_node, key_path)
+            self._document.lines[key_path] = key_node.start_mark.line + 1
         return values
 
     def _scalar(self, node: yaml.Node, path: DocumentPath) -> Any:

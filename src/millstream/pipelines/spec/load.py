@@ -91,8 +91,8 @@ def explain(document: Document, error: Mapping[str, Any]) -> tuple[DocumentPath,
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         allowed = _allowed_at(error["loc"][:-1])
-        here = f"allowed here: {', '.join(allowed)}" if allowed else "nothing may be given here; take it away"
-        return path, f"unknown field; {_nearest(str(path[-1]), allowed)}{here}"
+        hint = f"allowed here: {', '.join(allowed)}" if allowed else "nothing may be given here; take it away"
+        return path, f"unknown field; {_nearest(str(path[-1]), allowed)}{hint}"
     if kind == "missing":
         return path, "this is missing and must be given"
     if kind == "union_tag_invalid":
@@ -104,18 +104,18 @@ def explain(document: Document, error: Mapping[str, Any]) -> tuple[DocumentPath,
     if kind == "union_tag_not_found":
         return (*path, "type"), "the type is missing and must be given"
     message = str(error["msg"])
-    got = error.get("input")
-    if isinstance(got, str | int | float | bool) and not _may_be_secret(document, path, str(got)):
-        message += f" (not {str(got)[:80]!r})"
+    value = error.get("input")
+    if isinstance(value, str | int | float | bool) and not _may_be_secret(document, path, str(value)):
+        message += f" (not {str(value)[:80]!r})"
     return path, message[:1].lower() + message[1:]
 
 
-def _may_be_secret(document: Document, path: DocumentPath, got: str) -> bool:
+def _may_be_secret(document: Document, path: DocumentPath, text: str) -> bool:
     """Whether an error must not quote a wrong value: it came from the environment, its field has a secret's name, or it
     looks like an address, whose password may be anywhere if the address is wrong."""
     name = str(path[-1]).lower() if path else ""
     named = name in ("uri", "dsn") or any(part in name for part in SECRET_WORDS)
-    return named or path in document.from_environment or "://" in got or "@" in got
+    return named or path in document.from_environment or "://" in text or "@" in text
 
 
 def _nearest(name: str, allowed: list[str]) -> str:

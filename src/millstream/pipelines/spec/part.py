@@ -120,7 +120,7 @@ SECRET_WORDS = ("password", "secret", "token", "jaas", "key", "salt")
 """A field or an option with one of these in its name is secret."""
 
 
-def _told_secret(secret: SecretStr, info: SerializationInfo) -> str:
+def _masked_secret(secret: SecretStr, info: SerializationInfo) -> str:
     """Stars for display; a hash if the context asks for one, so that a changed secret is noticed."""
     if info.context != HASHED or not secret.get_secret_value():
         return str(secret)
@@ -145,7 +145,7 @@ Duration = Annotated[int, BeforeValidator(_duration_ms), WithJsonSchema(_DURATIO
 BareDuration = Annotated[int, BeforeValidator(_bare_duration_ms), WithJsonSchema(_BARE_DURATION_SCHEMA)]
 """For a field whose name ends in ``_ms``."""
 Size = Annotated[int, BeforeValidator(_size_bytes), WithJsonSchema(_SIZE_SCHEMA)]
-Secret = Annotated[SecretStr, PlainSerializer(_told_secret, when_used="json")]
+Secret = Annotated[SecretStr, PlainSerializer(_masked_secret, when_used="json")]
 Text = Annotated[str, AfterValidator(_no_template)]
 NonEmpty = Annotated[str, Field(min_length=1), AfterValidator(_no_template)]
 TemplateText = Annotated[str, Field(min_length=1), AfterValidator(_checked_template)]

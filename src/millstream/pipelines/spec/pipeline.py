@@ -180,12 +180,12 @@ class Pipeline(Part):
     def checkpoint_path(self) -> str:
         """An absolute path, or a URI of a store. Only a relative ``checkpoint.path`` depends on the directory that the
         command is started in."""
-        given = self.spec.checkpoint.path
-        if given is not None and has_scheme(given):
-            return given.rstrip("/")
-        if given is not None and is_file_uri(given):
-            return os.path.abspath(local_path(given))
-        return os.path.abspath(given or _default_directory(self._directory) / "checkpoints" / self.tenant / self.name)
+        path = self.spec.checkpoint.path
+        if path is not None and has_scheme(path):
+            return path.rstrip("/")
+        if path is not None and is_file_uri(path):
+            return os.path.abspath(local_path(path))
+        return os.path.abspath(path or _default_directory(self._directory) / "checkpoints" / self.tenant / self.name)
 
 
 def _default_directory(of_the_file: Path | None) -> Path:

@@ -75,13 +75,13 @@ class ReadingChapter(Chapter):
     async def test_pages_meet_without_gap_or_overlap(self, broker: Any, stream: str) -> None:
         ids = await broker.xadd_many(stream, [{"n": n} for n in range(250)])
 
-        seen: list[EntryId] = []
+        read: list[EntryId] = []
         start = "-"
         while page := await broker.xrange(stream, start, count=100):
-            seen += [entry.id for entry in page]
+            read += [entry.id for entry in page]
             start = f"({page[-1].id}"
 
-        assert seen == ids
+        assert read == ids
 
 
 LONG_MS = 60_000

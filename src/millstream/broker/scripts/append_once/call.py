@@ -248,8 +248,8 @@ class Once(Writer):
 
     def append(self, context: Context, entries: Sequence[Fields]) -> Operation[Appended]:
         """Appends entries; rows that are stored already are skipped."""
-        many = sequence(entries, "entries", "mappings from field names to values")
-        return (yield from self.append_rows(context, [field_args(fields, context.limits) for fields in many]))
+        rows = sequence(entries, "entries", "mappings from field names to values")
+        return (yield from self.append_rows(context, [field_args(fields, context.limits) for fields in rows]))
 
     def append_rows(self, context: Context, rows: Sequence[list[bytes]]) -> Operation[Appended]:
         """``append`` for rows that are encoded already: names and values in turn."""

@@ -48,7 +48,7 @@ def append_unique(
     ]
     if any(len(row) > MAX_ARGS_PER_ROW for row in rows):
         raise InvalidArgument("entries", "an entry", f"at most {MAX_ARGS_PER_ROW // 2} fields an entry")
-    wanted = durability_of(durability)
+    level = durability_of(durability)
     ids: list[EntryId | None] = []
     for chunk in chunks(rows, context.limits):
         argv = list(head)
@@ -56,7 +56,7 @@ def append_unique(
             argv += (event, b"%d" % len(fields))
             argv += fields
         reply = yield from run_script_durably(
-            context, script("append_unique"), keys, argv, wanted, repeatable=True, fence=context.fence
+            context, script("append_unique"), keys, argv, level, repeatable=True, fence=context.fence
         )
         if len(reply) != len(chunk):
             raise ServerError(f"ERR append_unique returned {len(reply)} ids for {len(chunk)} entries")

@@ -54,19 +54,19 @@ def append_unique(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
             raise ErrorReply("ERR The stream has exhausted the last possible ID, unable to add more items")
 
     now = clock_ms(call)
-    seen = Seen(call, keys, argv[0], now)
+    seen_ids = Seen(call, keys, argv[0], now)
 
     trim_count = int(argv[1])
     at = 2 + trim_count
     reply: list[bytes | None] = []
     while at < len(argv):
         event, count = argv[at], int(argv[at + 1])
-        if seen.is_new(event):
+        if seen_ids.is_new(event):
             reply.append(call(b"XADD", stream, b"*", *argv[at + 2 : at + 2 + count]))
         else:
             reply.append(None)
         at += count + 2
-    seen.keep()
+    seen_ids.keep()
     if trim_count:
         call(b"XTRIM", stream, *argv[2 : 2 + trim_count])
     return reply

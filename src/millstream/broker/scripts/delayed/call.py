@@ -54,8 +54,8 @@ def publish_later(
         first = token_arg if sort_keys is None else name_arg(sort_keys[at], "sort_keys")
         argv += (token_arg, b"".join(b"%d:%b" % (len(part), part) for part in (first, *args)))
     keys = tuple(companion_key(key, suffix) for suffix in ("later", "later.done", "seen.a", "seen.b", "seen.t"))
-    wanted = durability_of(durability)
-    added: int = yield from run_script_durably(context, script("later_add"), keys, argv, wanted, repeatable=True)
+    level = durability_of(durability)
+    added: int = yield from run_script_durably(context, script("later_add"), keys, argv, level, repeatable=True)
     return added
 
 

@@ -15,11 +15,11 @@ def later_add(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     messages = zip(argv[2::2], argv[3::2], strict=True)
     added = 0
     if int(argv[0]):
-        seen = Seen(call, keys, argv[0], now)
+        seen_ids = Seen(call, keys, argv[0], now)
         for token, message in messages:
-            if seen.is_new(token):
+            if seen_ids.is_new(token):
                 added += call(b"ZADD", later, at, message)
-        seen.keep()
+        seen_ids.keep()
         return added
     for token, message in messages:
         when = call(b"ZSCORE", done, token)

@@ -20,7 +20,7 @@ from millstream.model import EntryId
 from millstream.wire import Args, Batch, Command, ErrorReply, Operation, to_name
 
 RECREATED_TTL_MS = 3_600_000
-"""How long it is recorded that a group was recreated: longer than a consumer goes on without a heartbeat."""
+"""How long it is recorded that a group was recreated: longer than a consumer runs without a heartbeat."""
 
 
 def advance_group(
@@ -87,8 +87,8 @@ def restore_group(context: Context, stream: Name, group: Name, point: Id) -> Ope
 def recreated_ago_ms(context: Context, stream: Name, group: Name) -> Operation[int | None]:
     """The time since ``restore_group`` had to create the group; None if it did not within the last hour."""
     key = name_arg(stream, "stream")
-    left: int = yield Command((b"PTTL", recreated_key(key, name_arg(group, "group"))), key, repeatable=True)
-    return RECREATED_TTL_MS - left if left >= 0 else None
+    ttl_ms: int = yield Command((b"PTTL", recreated_key(key, name_arg(group, "group"))), key, repeatable=True)
+    return RECREATED_TTL_MS - ttl_ms if ttl_ms >= 0 else None
 
 
 def delete_consumer(

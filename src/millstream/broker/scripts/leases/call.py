@@ -103,7 +103,7 @@ def renew_leases(
 def take_leases(
     context: Context, member: Name, wanted: Sequence[tuple[Name, bytes | None]]
 ) -> Operation[list[int | MillstreamError | None]]:
-    """Takes each stream whose owner record is still the given one: the number of the new fencing token, else None.
+    """Takes the lease of each stream whose owner record has not changed. Returns the new token's number, or None.
 
     Atomic for each stream, which has its own result: of two competing members one succeeds; an error of the server is
     in the stream's place. Not repeatable: a repeat would see its own first try.

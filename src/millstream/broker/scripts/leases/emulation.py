@@ -39,9 +39,9 @@ def member_heartbeat(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
 
 
 def lease_take(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
-    member, seen, ttl_ms = argv
+    member, expected, ttl_ms = argv
     current = call(b"GET", keys[0]) or b""
-    if current != seen:
+    if current != expected:
         return [0, current]
     now = clock_ms(call)
     digits = _DIGITS.match(current)

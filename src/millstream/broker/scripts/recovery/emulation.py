@@ -12,7 +12,7 @@ MAX_COUNT = 2**53 - 1
 
 def sweep(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     (key, due), (group, me, min_idle, cursor, scan) = keys, argv[:5]
-    room, left = int(argv[5]), int(argv[6])
+    room, bytes_left = int(argv[5]), int(argv[6])
     owner = (argv[7],) if argv[7] else ()
     leave = set(argv[8:])
     has_delayed = bool(call(b"ZRANGE", due, b"0", b"0"))
@@ -22,7 +22,7 @@ def sweep(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     count, max_batch, largest = 0, 1, 1
 
     def claim() -> None:
-        nonlocal left, max_batch, largest
+        nonlocal bytes_left, max_batch, largest
         if not batch:
             return
         claimed = dict(call(b"XCLAIM", key, group, me, b"0", *batch, b"RETRYCOUNT", b"%d" % max(1, count)))
@@ -31,16 +31,16 @@ def sweep(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
                 gone.append(entry_id)
                 continue
             size = sum(map(len, fields))
-            left -= size
+            bytes_left -= size
             largest = max(largest, size)
             taken.append([entry_id, fields, count])
         batch.clear()
-        max_batch = max(1, min(50, left // largest))
+        max_batch = max(1, min(50, bytes_left // largest))
 
     examined = 0
     while examined < int(scan):
-        wanted = min(100, int(scan) - examined)
-        page = call(b"XPENDING", key, group, cursor, b"+", b"%d" % wanted, *owner)
+        page_size = min(100, int(scan) - examined)
+        page = call(b"XPENDING", key, group, cursor, b"+", b"%d" % page_size, *owner)
         last, done = None, len(taken) + len(gone)
         for entry_id, _, idle, counted in page:
             times = min(counted, MAX_COUNT)
@@ -54,11 +54,11 @@ def sweep(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
             ):
                 if times != count or len(batch) >= max_batch or len(taken) + len(batch) >= room:
                     claim()
-                if len(taken) >= room or left <= 0:
+                if len(taken) >= room or bytes_left <= 0:
                     return [cursor if released else entry_id, taken, gone]
                 batch.append(entry_id)
                 count = times
-        if len(page) < wanted:
+        if len(page) < page_size:
             claim()
             return [b"0-0", taken, gone]
         examined += len(page)
@@ -76,12 +76,12 @@ def _is_delayed(call: Call, due: bytes, entry_id: bytes) -> bool:
 
 def due_take(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     (key, due), (group, me, limit, room) = keys, argv
-    left = int(room)
+    bytes_left = int(room)
     now = clock_ms(call)
     taken: list[Reply] = []
     gone: list[bytes] = []
     for entry_id in call(b"ZRANGEBYSCORE", due, b"-inf", b"%d" % now, b"LIMIT", b"0", limit):
-        if left <= 0:
+        if bytes_left <= 0:
             break
         pending = call(b"XPENDING", key, group, entry_id, entry_id, b"1")
         call(b"ZREM", due, entry_id)
@@ -92,7 +92,7 @@ def due_take(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         if claimed:
             fields = claimed[0][1]
             taken.append([entry_id, fields, count])
-            left -= sum(map(len, fields))
+            bytes_left -= sum(map(len, fields))
         else:
             gone.append(entry_id)
     following = call(b"ZRANGE", due, b"0", b"0", b"WITHSCORES")

@@ -41,12 +41,12 @@ end
 -- Examine a hundred at a time: if most of a page is claimed, the remainder need not be read.
 local cursor, examined = ARGV[4], 0
 while examined < scan do
-  local wanted = math.min(100, scan - examined)
+  local page_size = math.min(100, scan - examined)
   local page
   if ARGV[8] == '' then
-    page = redis.call('XPENDING', key, group, cursor, '+', wanted)
+    page = redis.call('XPENDING', key, group, cursor, '+', page_size)
   else
-    page = redis.call('XPENDING', key, group, cursor, '+', wanted, ARGV[8])
+    page = redis.call('XPENDING', key, group, cursor, '+', page_size, ARGV[8])
   end
   local last, done = nil, #taken + #gone
   for i = 1, #page do
@@ -60,7 +60,7 @@ while examined < scan do
       batch[#batch + 1], count = id, times
     end
   end
-  if #page < wanted then
+  if #page < page_size then
     claim()
     return {'0-0', taken, gone}
   end

@@ -106,13 +106,13 @@ def retain(
     holds: dict[bytes, tuple[Any, ...]] = {}
     while True:
         reply = yield from run_script(script("retain"), keys, argv, repeatable=True, fence=fence)
-        gone, length, more, gone_hard, reports = reply
+        gone, length, has_more, gone_hard, reports = reply
         dropped += gone
         taken += gone_hard
         for group, needed, held, undelivered, unacked in reports:
             _, _, before_undelivered, before_unacked = holds.get(group, (None, 0, 0, 0))
             holds[group] = (needed, held, before_undelivered + undelivered, before_unacked + unacked)
-        if not more:
+        if not has_more:
             break
     return Retained(
         to_name(key),
@@ -127,12 +127,13 @@ def retain(
 
 
 def _group_names(reply: Any) -> list[bytes]:
-    """The groups in a reply to XINFO GROUPS. After an error there is none: the script meets the same error."""
+    """The groups in a reply to XINFO GROUPS; none after an error, because the script raises the same error."""
     return [] if isinstance(reply, ErrorReply) else [mapping(group)[b"name"] for group in reply]
 
 
 class AckedDeletion(NamedTuple):
-    """The result of ``delete_acked``. ``cursor``: where to go on; empty if the stream was examined to its end."""
+    """The result of ``delete_acked``. ``cursor``: where the next call continues; empty if the stream was examined to
+    its end."""
 
     deleted: int
     length: int
@@ -173,15 +174,15 @@ def delete_acked(
     for _ in range(steps):
         argv = (cursor, b"%d" % step, *names)
         reply = yield from run_script(script("delete_acked"), keys, argv, repeatable=True, fence=fence)
-        gone, length, more, cursor = reply
+        gone, length, has_more, cursor = reply
         deleted += gone
-        if not more:
+        if not has_more:
             return AckedDeletion(deleted, length, b"")
     return AckedDeletion(deleted, length, cursor)
 
 
 class Declared(NamedTuple):
-    """What a worker learns when it declares its policy for a stream.
+    """The reply to a worker that declares its policy for a stream.
 
     ``lease``: if this worker is the one that applies the policy. ``others``: live workers with another policy.
     ``missing``: declared groups that the stream does not have.
@@ -210,8 +211,8 @@ def declare(
     argv += [count_arg(lease_ms, "lease_ms")]
     argv += [name_arg(group, "groups") for group in sequence(groups, "groups", "names of groups")]
     keys = (companion_key(stream, "keep"), lease_key, key)
-    record, others, missing = yield from run_script(script("keep_declare"), keys, argv, repeatable=True)
-    names = [to_name(text) for text in others]
+    record, other_records, missing = yield from run_script(script("keep_declare"), keys, argv, repeatable=True)
+    names = [to_name(text) for text in other_records]
     return Declared(
         Fence(lease_key, record) if record else None,
         list(zip(names[::2], names[1::2], strict=True)),

@@ -81,29 +81,29 @@ def retain(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         if bound is not None and (cut is None or id_order(cut) < id_order(bound)):
             cut = bound
 
-    dropped, more, taken = 0, 0, 0
+    dropped, has_more, taken = 0, 0, 0
     if cut is not None:
         upto = safe if safe is not None and id_order(safe) < id_order(cut) else cut
-        dropped, more = trim(call, key, b"MINID", upto, step * 10)
-    excess = call(b"XLEN", key) - int(max_len) if max_len and not more else 0
+        dropped, has_more = trim(call, key, b"MINID", upto, step * 10)
+    excess = call(b"XLEN", key) - int(max_len) if max_len and not has_more else 0
     if excess > 0:
-        gone, more = drop_excess(call, key, excess, safe, int(max_len), step)
+        gone, has_more = drop_excess(call, key, excess, safe, int(max_len), step)
         dropped += gone
-    excess = call(b"XLEN", key) - int(hard) if hard and not more else 0
-    if hard_age and not more and now > int(hard_age):
+    excess = call(b"XLEN", key) - int(hard) if hard and not has_more else 0
+    if hard_age and not has_more and now > int(hard_age):
         old = call(b"XRANGE", key, b"-", b"(%d-0" % (now - int(hard_age)), b"COUNT", b"%d" % (step + 1))
         excess = max(excess, len(old))
     if excess > 0:
         taken = drop_for_hard_limit(call, key, losses, groups, min(excess, step))
         dropped += taken
         if excess > step and taken > 0:
-            more = 1
+            has_more = 1
 
     length = call(b"XLEN", key)
-    if safe is not None and not more and (cut is not None or max_len):
+    if safe is not None and not has_more and (cut is not None or max_len):
         count_held(call, key, groups, cut, length - int(max_len) if max_len else 0, step_arg)
     reports = [[g.name, g.needs or b"", g.holds, g.undelivered, g.unacked] for g in groups]
-    return [dropped, length, more, taken, reports]
+    return [dropped, length, has_more, taken, reports]
 
 
 def recreated_groups(call: Call, keys: list[bytes], names: list[bytes]) -> dict[bytes, bool]:
@@ -194,12 +194,12 @@ def drop_excess(call: Call, key: bytes, excess: int, safe: bytes | None, max_len
         return dropped, 1
     if not excess:
         return dropped, 0
-    at_most, upto, more = min(excess, step), safe, 0
+    at_most, upto, has_more = min(excess, step), safe, 0
     head = call(b"XRANGE", key, b"-", b"(" + safe, b"COUNT", b"%d" % (at_most + 1))
     if len(head) > at_most:
         upto = head[-1][0]
-        more = 1 if excess > step else 0
-    return dropped + call(b"XTRIM", key, b"MINID", b"=", upto), more
+        has_more = 1 if excess > step else 0
+    return dropped + call(b"XTRIM", key, b"MINID", b"=", upto), has_more
 
 
 def drop_for_hard_limit(call: Call, key: bytes, losses: bytes, groups: list[GroupNeeds], count: int) -> int:
@@ -243,9 +243,9 @@ def delete_acked(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     last_read = b"%d-%d" % read
     deleted = 0
     if not cursor:
-        deleted, more = trim(call, key, b"MINID", safe or following(last_read), step * 10)
-        if more or safe is None or read < id_order(safe):
-            return [deleted, call(b"XLEN", key), more, b""]
+        deleted, has_more = trim(call, key, b"MINID", safe or following(last_read), step * 10)
+        if has_more or safe is None or read < id_order(safe):
+            return [deleted, call(b"XLEN", key), has_more, b""]
     head = []
     if not cursor or id_order(cursor) < read:
         start = b"(" + cursor if cursor else b"-"
@@ -284,7 +284,7 @@ def keep_declare(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     call(b"HSET", record, b"worker " + worker, till + b" " + policy)
     for group in declared_groups:
         call(b"HSET", record, b"group " + group, till)
-    others: list[bytes] = []
+    other_records: list[bytes] = []
     missing: list[bytes] = []
     fields = call(b"HGETALL", record)
     for field, value in zip(fields[::2], fields[1::2], strict=True):
@@ -295,7 +295,7 @@ def keep_declare(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         elif kind == b"group" and name not in existing:
             missing.append(name)
         elif kind == b"worker" and name != worker and declared != policy:
-            others += [name, declared]
+            other_records += [name, declared]
     if call(b"PTTL", record) < int(declared_ms):
         call(b"PEXPIRE", record, declared_ms)
     if lease is None:
@@ -307,5 +307,5 @@ def keep_declare(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         # Far more than a lease: the server's clock was set back.
         if call(b"PTTL", lease_key) > 10 * int(lease_ms):
             call(b"PEXPIRE", lease_key, lease_ms)
-        return [b"", others, missing]
-    return [lease, others, missing]
+        return [b"", other_records, missing]
+    return [lease, other_records, missing]

@@ -27,11 +27,11 @@ if max_len ~= '' then
   elseif excess > 0 then
     -- Whole nodes first, which is cheap; LIMIT prevents it from deleting more than the excess.
     local whole = redis.call('XTRIM', key, 'MINID', '~', safe, 'LIMIT', excess)
-    local left = excess - whole
+    local remaining = excess - whole
     gone = gone + whole
-    if left > 0 then
-      local first = redis.call('XRANGE', key, '-', '(' .. safe, 'COUNT', left + 1)
-      local bound = #first > left and first[left + 1][1] or safe
+    if remaining > 0 then
+      local first = redis.call('XRANGE', key, '-', '(' .. safe, 'COUNT', remaining + 1)
+      local bound = #first > remaining and first[remaining + 1][1] or safe
       gone = gone + redis.call('XTRIM', key, 'MINID', '=', bound)
     end
   end

@@ -4,7 +4,7 @@
 -- Returns  the indexes of the streams of which none was acknowledged: the consumer does not own all of the entries with
 --          that delivery count any more, or there is an error, such as a group that does not exist
 local group, me, at = ARGV[1], ARGV[2], 3
-local left = {}
+local rejected = {}
 for i = 1, #KEYS do
   local times, n = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   local first, last = at + 2, at + 1 + n
@@ -17,7 +17,7 @@ for i = 1, #KEYS do
   local all_owned = true
   for j = first, last do all_owned = all_owned and owned[ARGV[j]] end
   if not all_owned or type(redis.pcall('XACK', KEYS[i], group, unpack(ARGV, first, last))) ~= 'number' then
-    left[#left + 1] = i
+    rejected[#rejected + 1] = i
   end
 end
-return left
+return rejected

@@ -103,8 +103,9 @@ def ack_held(
 def ack_streams(
     context: Context, group: Name, consumer: Name, acks: Sequence[tuple[Name, int, Sequence[EntryId]]]
 ) -> Operation[list[int]]:
-    """Acknowledges entries of several streams, each given with the delivery count of its entries: of each stream all of
-    them or none. Returns the positions of the streams of which none was acknowledged: ``ack_held`` reports why.
+    """Acknowledges entries of several streams. ``acks``: for each stream its name, the delivery count of the entries,
+    and their ids. Of each stream either all entries are acknowledged or none. Returns the indexes in ``acks`` of the
+    streams without an acknowledgement; ``ack_held`` reports why.
 
     Atomic and idempotent. For streams without a fence that share a slot (without a Cluster all of them).
     """
@@ -112,8 +113,8 @@ def ack_streams(
     for _, times, ids in acks:
         argv += (b"%d" % times, b"%d" % len(ids), *entry_id_args(ids if len(ids) == 1 else _sorted(ids)))
     keys = [name_arg(stream, "stream") for stream, _, _ in acks]
-    left = yield from run_script(script("ack_streams"), keys, argv, repeatable=True)
-    return [index - 1 for index in left]
+    rejected = yield from run_script(script("ack_streams"), keys, argv, repeatable=True)
+    return [index - 1 for index in rejected]
 
 
 def heartbeat(

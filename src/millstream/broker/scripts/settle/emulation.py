@@ -13,7 +13,7 @@ def settle(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     page = len(ids) + 64
     pending = call(b"XPENDING", key, group, ids[0], ids[-1], b"%d" % page, me)
     owned = {row[0] for row in pending if row[3] == times}
-    kept: list[bytes] = []
+    accepted: list[bytes] = []
     refused: list[bytes] = []
     gone: list[bytes] = []
     for entry_id in ids:
@@ -21,34 +21,34 @@ def settle(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         if not is_owned and len(pending) == page:
             row = call(b"XPENDING", key, group, entry_id, entry_id, b"1", me)
             is_owned = bool(row) and row[0][3] == times
-        (kept if is_owned else refused).append(entry_id)
+        (accepted if is_owned else refused).append(entry_id)
     known = 1
     if refused:
         known = int(any(row[1] == me for row in call(b"XINFO", b"CONSUMERS", key, group)))
-    if not kept:
+    if not accepted:
         return [refused, known, gone]
     if verb == b"ack":
-        call(b"XACK", key, group, *kept)
+        call(b"XACK", key, group, *accepted)
     else:
         options: tuple[bytes, ...] = ()
         if verb == b"start":
             options = (b"RETRYCOUNT", b"%d" % (times + 1))
         elif verb == b"back":
             options = (b"RETRYCOUNT", number, b"TIME", b"1")
-        claimed = call(b"XCLAIM", key, group, me, b"0", *kept, *options, b"JUSTID")
+        claimed = call(b"XCLAIM", key, group, me, b"0", *accepted, *options, b"JUSTID")
         existing = set(claimed)
-        gone = [entry_id for entry_id in kept if entry_id not in existing]
-        kept = claimed
+        gone = [entry_id for entry_id in accepted if entry_id not in existing]
+        accepted = claimed
     if verb == b"delay":
         at = b"%d" % (clock_ms(call) + int(number))
-        for entry_id in kept:
+        for entry_id in accepted:
             call(b"ZADD", due, at, entry_id)
     return [refused, known, gone]
 
 
 def ack_streams(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     group, me, at = argv[0], argv[1], 2
-    left: list[int] = []
+    rejected: list[int] = []
     for index, key in enumerate(keys, 1):
         times, count = int(argv[at]), int(argv[at + 1])
         ids = argv[at + 2 : at + 2 + count]
@@ -56,12 +56,12 @@ def ack_streams(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         try:
             pending = call(b"XPENDING", key, group, ids[0], ids[-1], b"%d" % (count + 64), me)
             if not {row[0] for row in pending if row[3] == times}.issuperset(ids):
-                left.append(index)
+                rejected.append(index)
             else:
                 call(b"XACK", key, group, *ids)
         except ErrorReply:
-            left.append(index)
-    return left
+            rejected.append(index)
+    return rejected
 
 
 def settle_dead_letter(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:

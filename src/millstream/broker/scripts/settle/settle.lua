@@ -17,18 +17,18 @@ for i = 1, n do
   if not all_owned then break end
   all_owned = pending[i][1] == ARGV[i + 5] and pending[i][4] == times
 end
-local kept, refused, known, gone = nil, {}, 1, {}
+local accepted, refused, known, gone = nil, {}, 1, {}
 if all_owned and verb == 'ack' then  -- the common case, without building a table
   redis.call('XACK', key, group, unpack(ARGV, first))
   return {refused, known, gone}
 elseif all_owned then
-  kept = {unpack(ARGV, first)}
+  accepted = {unpack(ARGV, first)}
 else
   local owned = {}
   for i = 1, #pending do
     if pending[i][4] == times then owned[pending[i][1]] = true end
   end
-  kept = {}
+  accepted = {}
   for i = first, #ARGV do
     local id = ARGV[i]
     local is_owned = owned[id]
@@ -36,7 +36,7 @@ else
       local row = redis.call('XPENDING', key, group, id, id, 1, me)[1]
       is_owned = row and row[4] == times
     end
-    if is_owned then kept[#kept + 1] = id else refused[#refused + 1] = id end
+    if is_owned then accepted[#accepted + 1] = id else refused[#refused + 1] = id end
   end
   if #refused > 0 then
     known = 0
@@ -46,11 +46,11 @@ else
     end
   end
 end
-if #kept == 0 then return {refused, known, gone} end
+if #accepted == 0 then return {refused, known, gone} end
 if verb == 'ack' then
-  redis.call('XACK', key, group, unpack(kept))
+  redis.call('XACK', key, group, unpack(accepted))
 else
-  local args = {'XCLAIM', key, group, me, 0, unpack(kept)}
+  local args = {'XCLAIM', key, group, me, 0, unpack(accepted)}
   local function add(arg) args[#args + 1] = arg end
   if verb == 'start' then
     add('RETRYCOUNT')
@@ -63,18 +63,18 @@ else
   end
   add('JUSTID')
   local claimed = redis.call(unpack(args))
-  if #claimed < #kept then
+  if #claimed < #accepted then
     local existing = {}
     for i = 1, #claimed do existing[claimed[i]] = true end
-    for i = 1, #kept do
-      if not existing[kept[i]] then gone[#gone + 1] = kept[i] end
+    for i = 1, #accepted do
+      if not existing[accepted[i]] then gone[#gone + 1] = accepted[i] end
     end
-    kept = claimed
+    accepted = claimed
   end
 end
 if verb == 'delay' then
   local time = redis.call('TIME')
   local at = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) + number)
-  for i = 1, #kept do redis.call('ZADD', due, at, kept[i]) end
+  for i = 1, #accepted do redis.call('ZADD', due, at, accepted[i]) end
 end
 return {refused, known, gone}
