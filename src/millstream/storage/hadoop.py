@@ -62,8 +62,8 @@ class HadoopStorage(Storage):
         with self._client.use(self.uri(name)) as fs:
             try:
                 return fs.read(self.uri(name), offset, length)
-            except Exception as error:
-                if fs.put_is_atomic and isinstance(translated(error, name), ObjectMissing):
+            except Exception as error:  # of py4j, see ``is_missing``
+                if fs.put_is_atomic and is_missing(error):
                     # A HEAD request has the same reply if the bucket is missing. This call lists, and then raises.
                     fs.stat(self.uri(name))
                 raise
