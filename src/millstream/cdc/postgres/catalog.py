@@ -247,6 +247,15 @@ def key_of(connection: Connection, table: int) -> tuple[str, ...]:
     return tuple(name for (name,) in connection.execute(_KEY, {"table": table}).fetchall())
 
 
+def is_key_deferrable(connection: Connection, table: int) -> bool:
+    """Whether the primary key is DEFERRABLE. Such a key cannot identify rows in the log."""
+    return bool(
+        connection.execute(
+            "SELECT 1 FROM pg_index WHERE indrelid = %s AND indisprimary AND NOT indimmediate", (table,)
+        ).fetchall()
+    )
+
+
 def columns_of(connection: Connection, table: int) -> list[TableColumn]:
     return [TableColumn(*row) for row in connection.execute(_COLUMNS, (table,)).fetchall()]
 
