@@ -14,9 +14,8 @@ from typing import Any
 from millstream.broker import BrokerProtocol
 from millstream.messaging import tracing
 from millstream.messaging.codecs import Codec
-from millstream.messaging.consumer.capacity import ProcessCapacity
+from millstream.messaging.consumer.capacity import ProcessCapacity, TopicCapacity
 from millstream.messaging.consumer.in_flight import IllegalTransition, InFlight
-from millstream.messaging.consumer.topic_capacity import TopicCapacity
 from millstream.messaging.errors import Undecodable
 from millstream.messaging.failure import OF, is_for, unmarked
 from millstream.messaging.handler import Handler
