@@ -339,7 +339,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "new entries are read before older ones of this consumer are recovered",
-        "messaging/consumer/own_entries.py",
+        "messaging/consumer/claims.py",
         "return topic in self._scans and topic.in_flight.keeps_order",
         "return False",
         ("tests/unit/messaging/test_recovery_order.py",),

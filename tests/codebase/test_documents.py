@@ -22,7 +22,7 @@ from millstream.broker.transport.targets import CLIENT_OPTIONS, OPTIONS
 from millstream.cdc.options import SHARED_OPTIONS
 from millstream.cdc.postgres.database import POSTGRES_OPTIONS
 from millstream.messaging import Publisher, RetentionPolicy, Subscriber
-from millstream.messaging.consumer import in_flight, read_plan, reader, shard
+from millstream.messaging.consumer import in_flight, reader, reads, shard
 from millstream.messaging.settings import RetentionOptions
 from millstream.pipelines import PipelineStatus, json_schema
 from millstream.pipelines.sinks import SINKS
@@ -73,7 +73,7 @@ def limits() -> list[tuple[str, str]]:
             f"{own.script_bytes // MIB} MiB; opening and silence {own.connect_ms // 1000} s each",
         ),
         (HANDLED, f"| idle topics in one blocking read | {reader.SHARD_SIZE} |"),
-        (HANDLED, f"| messages that one read of many topics may return | {read_plan.MAX_MESSAGES_PER_READ:,} |"),
+        (HANDLED, f"| messages that one read of many topics may return | {reads.MAX_MESSAGES_PER_READ:,} |"),
         (HANDLED, f"that returned few messages | {shard.GATHER_MS} ms |"),
         (HANDLED, f"without permission for `CLIENT UNBLOCK` | {shard.UNWAKEABLE_BLOCK_MS} ms |"),
         (HANDLED, f"| hash slots of a Cluster that are read with blocking reads | {reader.WAITING_SLOTS} |"),

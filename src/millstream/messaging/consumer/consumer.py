@@ -17,11 +17,10 @@ from millstream.broker.scripts import settle
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.consumer.blocked_loop import ConsumerWatch
 from millstream.messaging.consumer.capacity import ProcessCapacity
-from millstream.messaging.consumer.claims import Claims
+from millstream.messaging.consumer.claims import Claims, OwnEntries
 from millstream.messaging.consumer.gc_pause import GcPause
 from millstream.messaging.consumer.heartbeat import Heartbeat
 from millstream.messaging.consumer.membership import Membership
-from millstream.messaging.consumer.own_entries import OwnEntries
 from millstream.messaging.consumer.reader import Reader
 from millstream.messaging.consumer.reclaimer import Reclaimer
 from millstream.messaging.consumer.settler import Settler
