@@ -69,15 +69,15 @@ class SharedConsumer:
             broker,
             self.membership,
             released=self._released,
-            retry_in=self._retry_in,
+            retry_in=lambda topic, delay_ms: self.reclaimer.visit(topic, delay_ms),
         )
         self.claims = Claims(
             broker,
             self.capacity,
             self.membership,
             claimed=self.settler.count_claimed,
-            capacity_used=self._capacity_used,
-            capacity_freed=self._capacity_freed,
+            capacity_used=lambda topic: self.reader.capacity_used(topic),
+            capacity_freed=lambda topic: self.reader.capacity_freed(topic),
         )
         self.own_entries = OwnEntries(self.claims)
         self.reader = Reader(
@@ -197,15 +197,6 @@ class SharedConsumer:
             self.reader.look_again(topic)
         self.reader.capacity_freed(topic)
         self.reclaimer.capacity_freed(topic)
-
-    def _retry_in(self, topic: Topic, delay_ms: float) -> None:
-        self.reclaimer.visit(topic, delay_ms)
-
-    def _capacity_used(self, topic: Topic) -> None:
-        self.reader.capacity_used(topic)
-
-    def _capacity_freed(self, topic: Topic) -> None:
-        self.reader.capacity_freed(topic)
 
     def _return_late(self, topic: Topic, deliveries: Sequence[Delivery]) -> None:
         """Returns entries of a topic that was removed: any consumer may claim them at once, with delivery count 0."""

@@ -62,6 +62,10 @@ class Topic:
         "wake",
     )
 
+    in_flight: InFlight
+    capacity: TopicCapacity
+    """Both exist from ``begin`` on."""
+
     def __init__(
         self,
         broker: BrokerProtocol,
@@ -89,8 +93,6 @@ class Topic:
         self.publish_to: OutputTopic | None = None
         self.wake: Callable[[Topic], None] = _wakes_no_worker
         """Called when a message is ready. Set before the topic is read."""
-        self.in_flight = InFlight(settings.max_in_flight, settings.max_bytes_in_flight)
-        self.capacity = TopicCapacity(self.key, self.in_flight, settings.count)
         # The life of the topic, written by its subscription and the shared consumer only.
         self.joined = False
         """This consumer has joined the group."""
