@@ -69,15 +69,15 @@ class SharedConsumer:
             broker,
             self.membership,
             released=self._released,
-            retry_in=lambda topic, delay_ms: self.reclaimer.visit(topic, delay_ms),
+            retry_in=lambda topic, delay_ms: self.reclaimer.visit(topic, delay_ms),  # noqa: PLW0108 - it is made below
         )
         self.claims = Claims(
             broker,
             self.capacity,
             self.membership,
             claimed=self.settler.count_claimed,
-            capacity_used=lambda topic: self.reader.capacity_used(topic),
-            capacity_freed=lambda topic: self.reader.capacity_freed(topic),
+            capacity_used=lambda topic: self.reader.capacity_used(topic),  # noqa: PLW0108 - it is made below
+            capacity_freed=lambda topic: self.reader.capacity_freed(topic),  # noqa: PLW0108 - it is made below
         )
         self.own_entries = OwnEntries(self.claims)
         self.reader = Reader(
