@@ -25,7 +25,7 @@ from millstream import Broker, open_broker
 from millstream.broker import companion_key
 from millstream.errors import PermissionDenied, WrongKeyType
 from millstream.messaging import Message, Publisher, RetryLater, Subscriber
-from millstream.messaging.consumer import backlog, read_plan
+from millstream.messaging.consumer import backlog, reads
 from millstream.messaging.consumer import consumer as shared
 from millstream.messaging.consumer.reader import SHARD_SIZE
 from millstream.testing import ClusterSetup, RedisProcess, eventually
@@ -157,7 +157,7 @@ async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
 ) -> None:
     """Messages without a started handler use memory: one round of reads brings at most the allowed number."""
     monkeypatch.setattr(backlog, "MAX_READ_AHEAD", 100)
-    monkeypatch.setattr(read_plan, "MAX_MESSAGES_PER_READ", 100)
+    monkeypatch.setattr(reads, "MAX_MESSAGES_PER_READ", 100)
     topics = [f"t{n}" for n in range(20)]
     maximum = 0
 

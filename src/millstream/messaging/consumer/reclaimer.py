@@ -18,10 +18,9 @@ from millstream.broker import BrokerProtocol, command_pipeline, slot_of
 from millstream.broker.operations.info import group_info
 from millstream.broker.scripts import delayed, recovery
 from millstream.errors import BrokerClosed, BrokerUnavailable, MillstreamError, NoSuchGroup, NoSuchStream
-from millstream.messaging.consumer.claims import MAX_SCAN, Claims, scan_size
+from millstream.messaging.consumer.claims import FIRST, MAX_SCAN, Claims, OwnEntries, scan_size
 from millstream.messaging.consumer.in_flight import State
 from millstream.messaging.consumer.membership import Membership, retire_dead_consumers
-from millstream.messaging.consumer.own_entries import FIRST, OwnEntries
 from millstream.messaging.consumer.reader import Reader
 from millstream.messaging.consumer.topic import Topic
 from millstream.model import GroupInfo, monotonic_ms
