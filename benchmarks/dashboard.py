@@ -40,7 +40,7 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
         idle = await _idle(url)
     return [
         Result("dashboard_overview_ms", overview_ms, "ms of work", goal="<= 500"),
-        Result("dashboard_pages", many, "commands a reading", "one page", one, goal="<= 1.2 x"),
+        Result("dashboard_pages", many, "commands (per reading)", "one page", one, goal="<= 1.2 x"),
         Result("dashboard_idle", idle, "% of a core", goal="< 3"),
     ]
 

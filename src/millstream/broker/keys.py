@@ -96,7 +96,7 @@ LEGEND: Final = (
     ),
     Legend(
         "replicas",
-        "hash of one field, which a Spark reader writes to learn how many replicas have everything that it reads",
+        "hash of one field, which a Spark reader writes to find out how many replicas have everything that it reads",
         "a day after a reader with durability=replicated(n) last read",
     ),
     Legend(
