@@ -155,7 +155,7 @@ async def test_backlogged_stream_does_not_starve_idle_ones(broker: Broker) -> No
 async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages without a started handler use memory: one round of reads brings at most the allowed number."""
+    """Messages without a started handler use memory: one round of reads returns at most the allowed number."""
     monkeypatch.setattr(backlog, "MAX_READ_AHEAD", 100)
     monkeypatch.setattr(read_plan, "MAX_MESSAGES_PER_READ", 100)
     topics = [f"t{n}" for n in range(20)]
@@ -223,7 +223,7 @@ async def test_stream_without_read_permission_does_not_affect_others(redis_url: 
                 for topic in topics:
                     await publisher.publish(topic, Message(b"x"))
                 await seen.have(50)
-                # No read can be woken, so closing waits until they come back by themselves, which is soon.
+                # No read can be woken, so closing waits until the reads return by themselves after a short time.
                 await asyncio.wait_for(subscriber.close(), 60)
                 await asyncio.gather(*tasks)
         finally:

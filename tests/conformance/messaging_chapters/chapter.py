@@ -1,4 +1,4 @@
-"""What all chapters share: fresh names, short intervals, and subscribers in the background."""
+"""Shared by all chapters: new names, short intervals, and subscribers in the background."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK: dict[str, Any] = {
     "claim_interval_ms": 50,
     "backoff": Backoff(initial_ms=1, max_ms=5),
 }
-"""Short enough to watch, and nothing is claimed by mistake: 60 s of idle time stay the default."""
+"""Short intervals. The idle time for claims keeps its default of 60 s, so that nothing is claimed by mistake."""
 
 
 class Chapter:

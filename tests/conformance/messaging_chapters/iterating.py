@@ -143,7 +143,7 @@ class IteratingChapter(Chapter):
     async def test_two_subscribers_of_one_process_have_two_names(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """Under one name the second would take the first one's in-flight entries for lost ones."""
+        """Under one name the second would recover the in-flight entries of the first."""
         await publisher.publish(topic, *numbered(20))
         both_at_work = asyncio.Event()
 

@@ -30,7 +30,7 @@ class OrderingChapter(Chapter):
         async def wait(message: Message) -> None:
             under_way[message.key] += 1
             assert under_way[message.key] == 1
-            await asyncio.sleep(random.random() / 200)  # shakes the order
+            await asyncio.sleep(random.random() / 200)  # varies the order
             under_way[message.key] -= 1
 
         seen = Seen(wait)

@@ -250,7 +250,7 @@ def test_slot_advanced_by_another_reader_is_position_lost(begun: Follower) -> No
 
 
 def test_slot_advanced_during_a_disconnect_is_position_lost(begun: Follower) -> None:
-    """The session connects again by itself; then, too, it asks where the slot stands."""
+    """The session reconnects by itself, and checks the position of the slot again."""
     begun.database.execute("INSERT INTO orders VALUES (3, 'c')")
     assert len(begun.drain()) == 1
     slot = begun.options["slot"]
