@@ -100,7 +100,7 @@ class GroupLossChapter(Chapter):
     ) -> None:
         """The group is deleted, and another member recreates it at its own position between two reads of this consumer.
         The next read adds this consumer to the new group, in which none of its in-flight entries is pending."""
-        await broker.run(groups.restore_group, f"{topic}:other", "g", "0-0")  # so that the server knows the script
+        await broker.run(groups.restore_group, f"{topic}:other", "g", "0-0")  # loads the script
         go_on = asyncio.Event()
         tries: list[bytes] = []
 
