@@ -14,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from millstream import Broker, open_blocking_broker, open_broker
+from millstream.broker.transport import local_address
 from millstream.messaging.consumer import topic as subscriber_topic
 from millstream.testing import (
     ClusterSetup,
@@ -99,6 +100,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
+
+
+@pytest.fixture(autouse=True)
+def no_local_broker_stays_open() -> Iterator[None]:
+    """All handles of ``local://`` share one broker. A test that leaves one open passes its data on to the next tests of
+    this process."""
+    yield
+    assert local_address.address_of("local://").key not in local_address._shared, "the test left local:// open"
 
 
 def need_redis_server() -> None:

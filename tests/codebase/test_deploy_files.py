@@ -112,6 +112,11 @@ def test_compose_services_are_hardened_and_run_commands_that_exist(service: str)
         assert port.startswith("127.0.0.1:")
 
 
+def test_recreated_compose_pipeline_waits_for_the_lease_of_its_predecessor() -> None:
+    """A recreated container has another host name, so a killed predecessor looks like a process on another machine."""
+    assert "--standby" in compose()["services"]["pipeline"]["command"]
+
+
 def test_compose_stops_later_than_the_worker_drains() -> None:
     worker = compose()["services"]["worker"]
     drain_s = int(worker["command"][worker["command"].index("--drain") + 1].removesuffix("s"))
@@ -187,6 +192,7 @@ EVERYTHING = (
     "serviceMonitor.enabled=true,scaledObject.enabled=true,scaledObject.passwordKey=password,pipeline.enabled=true,"
     "dashboard.names={dashboard.example}"
 )
+FILES = f"pipeline.files.orders\\.yaml={DEPLOY / 'pipelines' / 'orders.yaml'}"
 
 
 def helm(*words: str) -> str:
@@ -200,8 +206,7 @@ def rendered(*words: str) -> list[dict[str, Any]]:
 
 
 def everything() -> list[dict[str, Any]]:
-    files = f"pipeline.files.orders\\.yaml={DEPLOY / 'pipelines' / 'orders.yaml'}"
-    return rendered("--set", EVERYTHING, "--set-file", files)
+    return rendered("--set", EVERYTHING, "--set-file", FILES)
 
 
 @needs_helm
@@ -258,13 +263,56 @@ def test_selectors_of_the_chart_match_the_pods_they_mean() -> None:
     assert "replicas" not in worker["spec"], "KEDA decides"
 
 
+def pipeline_pod(*settings: str) -> dict[str, Any]:
+    values = ",".join(("pipeline.enabled=true", *settings))
+    objects = rendered("--set", values, "--set-file", FILES)
+    [stateful] = [one for one in objects if one["kind"] == "StatefulSet"]
+    spec = stateful["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
 @needs_helm
-def test_pipeline_without_files_is_refused() -> None:
+def test_pipeline_that_replaces_one_on_a_lost_node_waits_for_its_lease() -> None:
+    spec = pipeline_pod()
+    [container] = spec["template"]["spec"]["containers"]
+    assert "--standby" in container["args"]
+    assert spec["replicas"] == 1
+    assert "readinessProbe" in container
+
+
+@needs_helm
+def test_standby_pods_have_no_volumes_and_need_not_be_ready() -> None:
+    spec = pipeline_pod("pipeline.replicas=2", "pipeline.storage.enabled=false")
+    assert spec["replicas"] == 2
+    assert spec["podManagementPolicy"] == "Parallel"
+    assert "volumeClaimTemplates" not in spec
+    pod = spec["template"]["spec"]
+    assert {"name": "state", "emptyDir": {}} in pod["volumes"]
+    assert "readinessProbe" not in pod["containers"][0], "a rollout waits until a pod is ready"
+
+
+@needs_helm
+def test_large_numbers_of_a_values_file_stay_whole_numbers(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("scaledObject: {enabled: true, lagCount: 2000000}\nworker: {drainSeconds: 2000000}\n")
+    text = helm("template", "shop", str(CHART), "-f", str(values))
+    assert '"2000000"' in text
+    assert '"2000000s"' in text
+    assert "e+" not in text
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (["--set", "pipeline.enabled=true"], "pipeline.files is empty"),
+        (["--set", "pipeline.enabled=true,pipeline.replicas=2", "--set-file", FILES], "pipeline.storage.enabled=false"),
+    ],
+)
+def test_pipeline_that_cannot_run_is_refused(settings: list[str], error: str) -> None:
     done = subprocess.run(
-        ["helm", "template", "shop", str(CHART), "--set", "pipeline.enabled=true"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        ["helm", "template", "shop", str(CHART), *settings], capture_output=True, text=True, timeout=60, check=False
     )
-    assert "pipeline.files is empty" in done.stderr
+    assert done.returncode != 0
+    assert error in done.stderr

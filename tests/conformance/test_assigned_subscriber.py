@@ -15,6 +15,7 @@ from millstream.assignment import (
     AssignedSubscriber,
     Settings,
     assigned_subscriber,
+    balancer_stream,
     partition_of,
     partition_streams,
 )
@@ -164,6 +165,16 @@ async def test_partitions_are_announced_only_once(broker_url: str) -> None:
         await broker.xdel("svc-input", first.id)
         await announce_partitions(broker, "svc", "orders", 4)
         assert await broker.xlen("svc-input") == 5, "the finished one and the new one were announced"
+
+
+async def test_partitions_are_announced_after_the_clock_was_set_back(broker_url: str) -> None:
+    """A process died while it announced: its lock then expires an hour later, by the clock of the server."""
+    async with open_broker(broker_url) as broker:
+        lock = companion_key(balancer_stream("svc"), "announcing")
+        await broker.run(leases.lock_keys, [lock], "dead", ttl_ms=3_600_000)
+        async with asyncio.timeout(60):  # the lock's usual time to live is 10 s
+            await announce_partitions(broker, "svc", "orders", 3)
+        assert await broker.xlen("svc-input") == 3
 
 
 async def test_partition_of_a_key_is_stable_and_arguments_are_checked(broker_url: str) -> None:

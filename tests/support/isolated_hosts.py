@@ -96,12 +96,9 @@ class IsolatedCluster:
         master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(self._port)]
         self.master = self.host("master", spark_class, *master, "--webui-port", "0")
         await_port(self._port)
-        worker = ["org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0"]
-        # Each worker needs an address of its own: executors at one address read each other's shuffle files from disk.
-        self.workers = [
-            self.host(f"worker-{number}", spark_class, *worker, "--host", f"127.0.0.{number + 1}", self.url)
-            for number in (1, 2)
-        ]
+        self._worker = [spark_class, "org.apache.spark.deploy.worker.Worker"]
+        self._worker += ["--cores", "1", "--memory", "1g", "--webui-port", "0"]
+        self.workers = [self._start_worker(number) for number in range(2)]
 
     @property
     def url(self) -> str:
@@ -124,6 +121,18 @@ class IsolatedCluster:
 
     def host(self, name: str, *command: str, **environment: str) -> IsolatedHost:
         return IsolatedHost(self.private, self._directory / f"{name}.log", *command, **environment)
+
+    def kill_worker(self, number: int) -> None:
+        """With its executors."""
+        self.workers[number].kill()
+
+    def restart_worker(self, number: int) -> None:
+        """With an empty disk."""
+        self.workers[number] = self._start_worker(number)
+
+    def _start_worker(self, number: int) -> IsolatedHost:
+        # Each worker needs an address of its own: executors at one address read each other's shuffle files from disk.
+        return self.host(f"worker-{number}", *self._worker, "--host", f"127.0.0.{number + 2}", self.url)
 
     def close(self) -> None:
         for host in (*self.workers, self.master):

@@ -22,6 +22,7 @@ from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamE
 from millstream.messaging.consumer.blocked_loop import LoopWatch
 from millstream.messaging.consumer.subscription import CLOSE_REQUEST_S, LAST_REPLY_S
 from millstream.model import Backoff, EntryId, Observer
+from millstream.model.policies import guarded
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class AssignmentClient:
         self.settings = settings or Settings()
         self._broker = broker
         self._service = service
-        observer = observer or broker.context.observer
+        observer = broker.context.observer if observer is None else guarded(observer)
         self._notifications = Notifications()
         self._steps = AssignmentMember(
             broker, service, default_member() if member is None else member, self.settings, self._notify, observer
@@ -241,12 +242,11 @@ class AssignmentClient:
             try:
                 await step()
                 failures = 0
-            except Exception as error:
+            except Exception as error:  # of any kind: otherwise a member would stop renewing or placing without notice
                 failures += 1
                 if isinstance(error, MillstreamError) and self._is_permanent(error):
                     self._give_up(error)
                     return
-                # Any exception: otherwise a member would stop renewing or placing without notice.
                 if isinstance(error, MillstreamError):
                     log.log(logging.WARNING if failures == 1 else logging.DEBUG, "member %r: %s", self.id, error)
                 else:

@@ -44,7 +44,8 @@ async def announce_streams(
         # Processes that start at the same time would each announce every partition.
         lock, holder = companion_key(balancer, "announcing"), token_hex(8)
         # The lock is on the server, so its release cannot set an asyncio.Event.
-        while await broker.run(leases.lock_keys, [lock], holder, ttl_ms=LOCK_MS) != [True]:  # noqa: ASYNC110
+        while await broker.run(leases.lock_keys, [lock], holder, ttl_ms=LOCK_MS) != [True]:
+            await broker.run(leases.limit_locks, [lock], ttl_ms=LOCK_MS)
             await asyncio.sleep(LOCK_RETRY_S)
         try:
             announced = await announced_streams(broker, balancer)

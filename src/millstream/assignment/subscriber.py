@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from millstream.errors import InvalidArgument, MillstreamError, StaleOwner
 from millstream.messaging import Handler, Subscriber, partition_streams
 from millstream.messaging.consumer.subscription import LAST_REPLY_S
 from millstream.messaging.partitions import OutputTopic
-from millstream.messaging.supervision import keep_running
+from millstream.messaging.supervision import is_open, keep_running
 from millstream.model import EntryId, Observer
 from millstream.wire import Operation
 
@@ -151,22 +151,23 @@ class AssignedSubscriber:
         """Runs until ``close``. A stream that cannot be read is released, so that another member tries.
 
         Returns at once if ``close`` was called before."""
-        observer = self._broker.context.observer
-        helpers = [
-            asyncio.create_task(keep_running(self._keep_inheriting, "take-over", observer), name="millstream take-over")
-        ]
-        if self._expected:
-            await self._announce_first()
-            checking = keep_running(self._keep_checking_announcements, "announcer", observer)
-            helpers.append(asyncio.create_task(checking, name="millstream announcer"))
+        helpers = [self._start_helper(self._keep_inheriting, "take-over")]
         try:
+            if self._expected:
+                await self._announce_first()
+                helpers.append(self._start_helper(self._keep_checking_announcements, "announcer"))
             if not self._closing.is_set():
                 await self._follow()
         finally:
             for helper in helpers:
                 helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)  # cancelled, or ended because the broker is closed
             if self._ending:
                 await asyncio.wait(self._ending.values())
+
+    def _start_helper(self, part: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
+        running = keep_running(part, name, self._broker.context.observer, repeats=is_open)
+        return asyncio.create_task(running, name=f"millstream {name}")
 
     async def _follow(self) -> None:
         async for event in self.client.start():

@@ -13,6 +13,7 @@ from millstream.broker.scripts.script import Fence
 from millstream.broker.transport.interface import KeyWatch
 from millstream.errors import InvalidArgument
 from millstream.model import Clock, Observer, SystemClock, quiet
+from millstream.model.policies import guarded
 from millstream.wire import Operation
 
 MIB = 1024 * 1024
@@ -81,6 +82,9 @@ class Context:
     """Stream to the number of entries to add before it is trimmed again."""
     durability_seen: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Slot (0 without a cluster) to when the server's durability settings were read, and what they were."""
+
+    def __post_init__(self) -> None:
+        self.observer = guarded(self.observer)
 
     def refuse_unfenced(self, method: str) -> None:
         """Rejects a method that cannot compare the owner record.

@@ -48,7 +48,7 @@ async def run_async(transport: Transport, operation: Operation[R]) -> R:
                 request = send(reply)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    except BaseException:
+    except BaseException:  # the operation releases what it holds now, not when it is collected
         operation.close()
         raise
 
@@ -67,7 +67,7 @@ def run_blocking(transport: BlockingTransport, operation: Operation[R]) -> R:
                 request = send(reply)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    except BaseException:
+    except BaseException:  # the operation releases what it holds now, not when it is collected
         operation.close()
         raise
 
@@ -243,7 +243,7 @@ class PipelineBatcher:
             replies: list[Any]
             try:
                 replies = await self._broker.run(command_pipeline, [operation for operation, _ in batch])
-            except Exception as error:
+            except Exception as error:  # of any kind: each task that waits gets it
                 replies = [error] * len(batch)
             except BaseException:
                 # Cancelled, as all tasks are when the loop ends: the remaining operations do not run, so the tasks that

@@ -187,7 +187,7 @@ class Embedded:
                 if turn.changed:
                     changed.append(len(replies) - 1)
             failure = turn.end()
-        except BaseException:
+        except BaseException:  # interrupted, or a bug: the turn must not stay open
             turn.abort()
             raise
         if failure is not None:
@@ -242,7 +242,7 @@ class Embedded:
             try:
                 turn.tick()
                 turn.end()
-            except BaseException:
+            except BaseException:  # interrupted, or a bug: the turn must not stay open
                 turn.abort()
                 raise
 

@@ -50,13 +50,13 @@ def open_broker(
         from millstream.broker.transport.embedded import EmbeddedTransport
         from millstream.broker.transport.local_address import address_of
 
-        transport = EmbeddedTransport(address_of(url), clock, limits, observer)
+        transport = EmbeddedTransport(address_of(url), clock, limits, context.observer)
         return Broker(transport, context, url)
     from millstream.broker.transport.redis_async import RedisTransport
 
     target = _target(url)
     context.cluster = target.kind == "cluster"
-    transport = RedisTransport(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
+    transport = RedisTransport(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=context.observer)
     if context.cluster:
         context.node_of, context.watch_keys = transport.node_of, transport.watch_keys
     return Broker(transport, context, str(target))
@@ -80,13 +80,15 @@ def open_blocking_broker(
         from millstream.broker.transport.embedded import BlockingEmbeddedTransport
         from millstream.broker.transport.local_address import address_of
 
-        transport = BlockingEmbeddedTransport(address_of(url), clock, limits, observer)
+        transport = BlockingEmbeddedTransport(address_of(url), clock, limits, context.observer)
         return BlockingBroker(transport, context, url)
     from millstream.broker.transport.redis_blocking import BlockingRedisTransport
 
     target = _target(url)
     context.cluster = target.kind == "cluster"
-    transport = BlockingRedisTransport(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
+    transport = BlockingRedisTransport(
+        target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=context.observer
+    )
     context.node_of = transport.node_of if context.cluster else None
     return BlockingBroker(transport, context, str(target))
 

@@ -77,7 +77,7 @@ class Persistence:
             # Writers read CONFIG GET to learn which durability they can ask for.
             for name, value in (("appendonly", "yes"), ("appendfsync", policy), ("dir", str(directory))):
                 engine.config.set_initial(name, value)
-        except BaseException:
+        except BaseException:  # also after Ctrl-C: the directory must not stay locked in this process
             self._lock.release()
             raise
 

@@ -94,7 +94,7 @@ class ChangeSession(threading.Thread, ABC):
                     )
                 self.connection_error = str(error)
                 self._ending.wait(_RECONNECT.delay_ms(attempt, random()) / 1000)  # noqa: S311  # jitter
-            except BaseException as error:
+            except BaseException as error:  # raised in the thread that waits for changes
                 with self._read_ahead.lock:
                     self._read_ahead.error = error
                     self._read_ahead.lock.notify_all()

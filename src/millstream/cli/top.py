@@ -75,7 +75,9 @@ def command(
         if output is OutputKind.json:
             show.as_json([row._asdict() for row in stream_rows(now, before)])
         else:
-            show.console().print(picture(now, before, show.screen_width(), None))
+            # Rich assumes 80 columns without a terminal, and would cut the lines there.
+            width = show.screen_width()
+            show.console().print(picture(now, before, width, None), soft_wrap=width is None)
 
 
 def _live(broker: BlockingBroker, pattern: str, interval_s: float, now: StatsReading) -> None:

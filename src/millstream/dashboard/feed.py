@@ -111,7 +111,7 @@ class _Reader:
             except MillstreamError:
                 await asyncio.sleep(RETRY_AFTER_S)  # the stream stats report that the server is unreachable
                 continue
-            except Exception:
+            except Exception:  # of any kind: the reader serves all followers
                 log.exception("dashboard: reading stream %s failed with an unexpected error; retrying", self._stream)
                 await asyncio.sleep(RETRY_AFTER_S)
                 continue
@@ -125,7 +125,7 @@ class _Reader:
     def _distribute(self, entries: Sequence[Entry]) -> None:
         try:
             rendered = [RenderedEntry(entry.id, self._render(entry)) for entry in entries]
-        except Exception:
+        except Exception:  # an entry can hold anything; the reader serves all followers
             log.exception("dashboard: entries of stream %s cannot be rendered; skipping them", self._stream)
             return
         for follower in self.followers:
@@ -274,7 +274,7 @@ class Feed:
                     follower = await self._tails.follow(stream, requested[stream], wake_up)
                 except MillstreamError:
                     continue  # retried after the next reading
-                except Exception:
+                except Exception:  # of any kind: one stream must not end the connection that all tabs share
                     log.exception("dashboard: stream %s cannot be followed because of an unexpected error", stream)
                     del requested[stream]
                     continue

@@ -259,7 +259,7 @@ class LiveStats:
             findings = examine_stream(self._blocking, stream) if stream else examine_server(self._blocking)
         except MillstreamError:
             return None  # the stream was removed or the server is unreachable: the next reading reports it
-        except Exception:
+        except Exception:  # of any kind: the other examinations of this round count
             log.exception("dashboard: examining %s failed with an unexpected error", stream or "the server")
             return None
         urgent = (Severity.warning, Severity.problem)

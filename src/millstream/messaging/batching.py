@@ -26,7 +26,7 @@ from millstream.broker.scripts.append_once import BatchWriter, RowsMissing, appe
 from millstream.broker.scripts.append_unique import append_unique
 from millstream.errors import BrokerUnavailable, MillstreamError
 from millstream.messaging.supervision import Outage
-from millstream.model import Backoff, Durability, EntryId
+from millstream.model import Backoff, Durability, EntryId, suspend_aware_s
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
@@ -61,8 +61,13 @@ SharedBatches = deque[tuple["TopicQueue", "PlainBatch"]]
 class Retries:
     """The retries of one publish: the pauses between them, and when they end."""
 
-    def __init__(self, retry_ms: int) -> None:
-        self._give_up_at = time.monotonic() + retry_ms / 1000
+    def __init__(self, retry_ms: int, began: float) -> None:
+        """``began``: when the first attempt began, by the clock of ``suspend_aware_s``.
+
+        The marker of an attempt expires also while this machine is suspended. A retry after that could store the
+        messages twice.
+        """
+        self._give_up_at = min(suspend_aware_s(), began + FORGET_AFTER_MS / 2_000) + retry_ms / 1000
         self._attempt = 0
         self._ambiguous: BrokerUnavailable | None = None
         """The error of an earlier attempt that may be stored: then the last error must not claim that nothing is."""
@@ -73,7 +78,7 @@ class Retries:
             self._ambiguous = error
         if not error.retryable:
             raise error
-        if time.monotonic() > self._give_up_at:
+        if suspend_aware_s() > self._give_up_at:
             raise self._ambiguous or error
         self._attempt += 1
         return BACKOFF.delay_ms(self._attempt, random.random())  # noqa: S311 - spreads retries
@@ -124,7 +129,7 @@ class SharedAppends:
         try:
             requests = [(batch.writer, batch.rows, batch.token) for _, batch in batches]
             results = await self._broker.run(append_batches, requests)
-        except Exception as error:
+        except Exception as error:  # of any kind: each publish gets it
             results = [error] * len(batches)
         with gc_paused():
             for result in results:
@@ -320,12 +325,12 @@ class TopicQueue:
                     store = partial(batch.calls[0].store.store, batch.rows, batch.size)
                 try:
                     ids = await store()
-                except Exception as error:
+                except Exception as error:  # of any kind: the publishes of this batch get it
                     self._failed(error)
                 else:
                     self._stored(ids)
                 store = None
-        except BaseException:
+        except BaseException:  # cancelled: no publish may wait forever
             self.break_off()
             raise
         if self._sender is asyncio.current_task():
@@ -424,6 +429,7 @@ class TopicQueue:
         """Calls ``store``, which is idempotent, until it returns or ``retry_ms`` are over. ``first``: the error of a
         first attempt."""
         retries: Retries | None = None
+        began = suspend_aware_s()
         try:
             while True:
                 try:
@@ -432,7 +438,7 @@ class TopicQueue:
                         raise failure
                     stored = await store()
                 except MillstreamError as error:
-                    retries = retries or Retries(self.retry_ms)
+                    retries = retries or Retries(self.retry_ms, began)
                     await self._pause(retries.delay_ms(error), error)
                 else:
                     self._outage.worked(self.topic)

@@ -127,7 +127,7 @@ async def call(plan: Plan, body: object, message: Message, overrides: Overrides 
         call_of_message = _CallOfMessage(body, message, overrides or {}, stack)
         try:
             result = await call_of_message.run(plan)
-        except BaseException as error:
+        except BaseException as error:  # kept, because a clean-up may suppress it
             failure = error
             raise
     if failure is not None:  # a clean-up suppressed it
@@ -257,7 +257,7 @@ class Collector:
             )
         try:
             results = _one_each(await self._call([body for _, body, _ in gathered], messages), len(gathered))
-        except BaseException as error:
+        except BaseException as error:  # see ``failure_of``
             failure = failure_of(error, task)
             if failure is not None:
                 failure = self._failure_for_each(failure, messages)

@@ -68,7 +68,7 @@ def _run_calls(calls: SimpleQueue[_Call | None], idle: Semaphore) -> None:
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(function())
-            except BaseException as error:
+            except BaseException as error:  # raised in the task that waits for the call
                 future.set_exception(error)
         del call, future, function  # while it waits, the thread keeps no message alive
         idle.release()

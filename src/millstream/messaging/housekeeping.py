@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -142,7 +141,7 @@ def kept_streams(routes: Sequence[Route]) -> dict[str, KeptStream]:
 
 
 class Housekeeper:
-    """Applies the policies of a router's routes, and reports large streams without a policy. ``run`` never raises."""
+    """Applies the policies of a router's routes, and reports large streams without a policy."""
 
     def __init__(self, broker: BrokerProtocol, routes: Sequence[Route], *, pace: Pace | None = None) -> None:
         pace = pace or PACE
@@ -171,7 +170,8 @@ class Housekeeper:
         return any(stream.policy.delete_acked for stream in self._kept.values())
 
     async def run(self) -> None:
-        """Runs until it is cancelled; then removes its declarations."""
+        """Runs until it is cancelled; then removes its declarations. After another error they stay: without them, a
+        worker with a different policy could delete entries before this one runs again."""
         if not self._kept and not self._others and not self._broadcasts:
             return
         declare_at = delete_at = monotonic_ms()
@@ -193,11 +193,18 @@ class Housekeeper:
                 await asyncio.sleep(max(0, due - monotonic_ms()) / 1000)
         except BrokerClosed:
             return
-        finally:
-            with suppress(Exception):
-                async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                    for name in self._kept:
-                        await self._broker.run(retention.withdraw, name, self._worker)
+        except asyncio.CancelledError:
+            await self._withdraw()
+            raise
+
+    async def _withdraw(self) -> None:
+        """Removes the declarations of this worker. Those that remain expire."""
+        try:
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                for name in self._kept:
+                    await self._broker.run(retention.withdraw, name, self._worker)
+        except (MillstreamError, TimeoutError) as error:
+            log.debug("the retention policies of this worker expire by themselves: %s", error)
 
     async def _for_each_stream(self, step: Any) -> None:
         """One step for every stream. A stream that fails costs the others nothing, nor does a node of a Cluster."""
@@ -230,7 +237,7 @@ class Housekeeper:
             except StaleOwner:
                 stream.may_delete, stream.lease = False, None
                 log.info("the lease for the retention of %r was lost", stream.name)
-            except Exception as error:
+            except Exception as error:  # of any kind: it must not cost the other streams their turn
                 stream.may_delete = False
                 self._report_failure(stream, error)
 
@@ -314,7 +321,7 @@ class Housekeeper:
                         )
         except BrokerClosed:
             raise
-        except Exception as error:
+        except MillstreamError as error:
             log.debug("the sizes of streams without a retention policy were not read: %s", error)
 
     def _report_large(self, size: retention.StreamSize) -> None:

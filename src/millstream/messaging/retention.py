@@ -20,6 +20,7 @@ from millstream.broker.scripts.script import Fence
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.messaging.failure import text_of
 from millstream.model import EntryId, GroupInfo, Observer, milliseconds, parse_duration_ms, parse_size_bytes
+from millstream.model.policies import guarded
 
 if TYPE_CHECKING:
     from millstream.broker import Broker, BrokerProtocol
@@ -272,7 +273,7 @@ class Janitor:
         self._broker = broker
         self._policies = dict(policies)
         self._interval = milliseconds("interval", interval_ms, 60_000, least=1) / 1000
-        self._observer = observer or broker.context.observer
+        self._observer = broker.context.observer if observer is None else guarded(observer)
         self._runner = PolicyRunner(broker, self._observer, milliseconds("dead_after", dead_after_ms, DEAD_AFTER_MS))
         self._task: asyncio.Task[None] | None = None
 
@@ -302,9 +303,7 @@ class Janitor:
             except MillstreamError as error:  # listing the streams failed
                 self._observer("messaging.retention_failed", stream="", error=str(error))
                 log.warning("retention could not list streams: %s", error)
-            except (
-                Exception
-            ) as error:  # if the janitor ended silently, it would be noticed only when the memory is full
+            except Exception as error:  # if it ended silently, it would be noticed only when the memory is full
                 self._observer("messaging.retention_failed", stream="", error=text_of(error))
                 log.exception("retention could not list streams")
             await asyncio.sleep(self._interval)

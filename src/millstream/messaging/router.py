@@ -36,7 +36,7 @@ from millstream.messaging.route import (
     refuse_shared_groups,
 )
 from millstream.messaging.settings import SubscriberOptions
-from millstream.messaging.supervision import can_pass, run_until_signalled
+from millstream.messaging.supervision import can_pass, is_open, keep_running, run_until_signalled
 from millstream.model import Backoff, EntryId, milliseconds
 
 if TYPE_CHECKING:
@@ -309,6 +309,16 @@ class Router:
     async def __aenter__(self) -> Self:
         """Runs in the background until the end of the block. The block begins when all topics are read."""
         running = self._start()
+        try:
+            await self._until_ready(running)
+        except asyncio.CancelledError:
+            await self.close()  # the block does not begin, so nothing else would close it
+            raise
+        if running.done():
+            await running
+        return self
+
+    async def _until_ready(self, running: asyncio.Task[None]) -> None:
         pause_s = POLL_S
         while not running.done():
             began = time.perf_counter()
@@ -317,9 +327,6 @@ class Router:
             # Checking ten thousand topics takes a while: the pause is ten times as long, so that they can start.
             pause_s = max(POLL_S, 10 * (time.perf_counter() - began))
             await asyncio.wait([running], timeout=pause_s)
-        if running.done():
-            await running
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -350,7 +357,9 @@ class Router:
 
     async def _supervise(self, housekeeper: Housekeeper) -> None:
         stopping = asyncio.create_task(self._stop.wait())
-        housekeeping = asyncio.create_task(housekeeper.run(), name="millstream housekeeping")
+        housekeeping = asyncio.create_task(
+            keep_running(housekeeper.run, "housekeeping", self._emit, repeats=is_open), name="millstream housekeeping"
+        )
         serving = [
             asyncio.create_task(self._serve(route, subscriber), name=f"millstream route {route.name}")
             for route, subscriber in self._subscribers
@@ -365,7 +374,7 @@ class Router:
             timeout_ms = self._close_timeout_ms
             closing = [subscriber.close(timeout_ms) for _, subscriber in self._subscribers]
             results = await asyncio.gather(*closing, *serving, return_exceptions=True)
-            await asyncio.gather(housekeeping, return_exceptions=True)
+            await asyncio.gather(housekeeping, return_exceptions=True)  # cancelled, or the broker is closed
             self._state = RouterState.CLOSED
             self._closed.set()
         for result in results:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
-from millstream.errors import MillstreamError
+from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.failure import text_of
 from millstream.model import Backoff, Observer, monotonic_ms
 
@@ -37,15 +37,28 @@ def can_pass(error: BaseException) -> bool:
     return isinstance(error, Exception)
 
 
-async def keep_running(part: Callable[[], Awaitable[None]], name: str, emit: Callable[..., Any]) -> None:
-    """Runs ``part`` until it returns, is cancelled, or raises a permanent error."""
+def is_open(error: BaseException) -> bool:
+    """Whether to try again as long as the broker is open, for parts whose end nothing else would notice. Permanent
+    errors are included, because an operator may correct a permission or a key of another type."""
+    return isinstance(error, Exception) and not isinstance(error, BrokerClosed)
+
+
+async def keep_running(
+    part: Callable[[], Awaitable[None]],
+    name: str,
+    emit: Callable[..., Any],
+    *,
+    repeats: Callable[[BaseException], bool] = can_pass,
+) -> None:
+    """Runs ``part`` until it returns, is cancelled, or raises an error that is not to be repeated: by default a
+    permanent one."""
     failures = 0
     while True:
         began = monotonic_ms()
         try:
             return await part()
-        except Exception as error:
-            if not can_pass(error):
+        except Exception as error:  # of any kind: see ``can_pass``
+            if not repeats(error):
                 raise
             failures = 1 if monotonic_ms() - began > HEALTHY_MS else failures + 1
             if isinstance(error, MillstreamError):  # such as an unavailable broker: a traceback adds nothing

@@ -5,12 +5,15 @@ Components emit observer events and do not know who receives them. An event is a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from millstream.errors import InvalidArgument
 from millstream.model.entries import EntryId
+
+log = logging.getLogger(__name__)
 
 _MAX_INT32 = 2**31 - 1
 
@@ -123,8 +126,32 @@ class Observer(Protocol):
     """Receives observer events: a name, and the values as keyword arguments."""
 
     def __call__(self, name: str, /, **facts: Any) -> None:
-        """Called synchronously on the thread or event loop of the component: it must be fast and must not raise."""
+        """Called synchronously on the thread or event loop of the component: it must be fast. What it raises is only
+        logged."""
 
 
 def quiet(name: str, /, **facts: Any) -> None:
     """An observer that ignores all events."""
+
+
+class GuardedObserver:
+    """An observer whose exceptions are logged, once for each event name, and not raised."""
+
+    __slots__ = ("_failed", "_observer")
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._failed: set[str] = set()
+
+    def __call__(self, name: str, /, **facts: Any) -> None:
+        try:
+            self._observer(name, **facts)
+        except Exception:  # of the program: the caller is moving messages, and must not lose an outcome or a task by it
+            if name not in self._failed:
+                self._failed.add(name)
+                log.exception("the observer failed on the event %s; logged once", name)
+
+
+def guarded(observer: Observer) -> Observer:
+    """The observer, or one that passes events to it and never raises. Called wherever a program passes an observer."""
+    return observer if observer is quiet or isinstance(observer, GuardedObserver) else GuardedObserver(observer)

@@ -23,6 +23,7 @@ from millstream.broker import Broker
 from millstream.broker.operations.info import GroupStats, StreamStats, read_stream_stats
 from millstream.errors import InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import ConsumerInfo, GroupInfo, Observer
+from millstream.model.policies import guarded
 from millstream.observe.format import escape
 from millstream.wire import to_bytes
 
@@ -44,8 +45,10 @@ class Exposition:
 def combine_observers(observers: Sequence[Observer]) -> Observer:
     """Return an observer that passes each event to all of the given ones."""
 
+    independent = [guarded(observer) for observer in observers]
+
     def combined(name: str, /, **fields: Any) -> None:
-        for observer in observers:
+        for observer in independent:
             observer(name, **fields)
 
     return combined

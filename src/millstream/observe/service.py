@@ -106,7 +106,7 @@ async def health_of(name: str, thing: Watched) -> HealthStatus:
             return await _check(name, thing)
     except TimeoutError:
         return HealthStatus(name, False, error="TimeoutError")
-    except Exception as error:
+    except Exception as error:  # of the program's own object: reported as unhealthy
         return HealthStatus(name, False, error=type(error).__name__)
 
 

@@ -49,7 +49,7 @@ class StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._put(self._line(record))
-        except Exception:
+        except Exception:  # as in the handlers of the standard library
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # a method of logging.Handler

@@ -105,7 +105,7 @@ def _never_raises(function: Callable[P, None]) -> Callable[P, None]:
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             function(*args, **kwargs)
-        except Exception:
+        except Exception:  # of OpenTelemetry or an exporter: tracing costs no message its outcome
             _log_failure()
 
     return guarded
@@ -274,7 +274,7 @@ class _Tracer:
                 record_exception=False,
                 set_status_on_exception=False,
             )
-        except Exception:
+        except Exception:  # of OpenTelemetry or an exporter: tracing costs no message its outcome
             _log_failure()
             return INVALID_SPAN
 
@@ -313,7 +313,7 @@ class _Tracer:
             try:
                 output = await handler(message)
                 return self._outputs(output, span, message, topic) if has_outputs else output
-            except BaseException as error:
+            except BaseException as error:  # recorded in the span
                 failed = error
                 raise
             finally:
@@ -333,7 +333,7 @@ class _Tracer:
             try:
                 output = await handler(message)
                 return self._outputs(output, _UNSAMPLED_SPAN, message, topic) if has_outputs else output
-            except BaseException as error:
+            except BaseException as error:  # recorded in the span
                 failed = error
                 raise
             finally:
@@ -498,7 +498,7 @@ class _Publishing(AbstractContextManager[Sequence[Message]]):
     def __enter__(self) -> Sequence[Message]:
         try:
             return self._inject() if self._messages else self._messages
-        except Exception:
+        except Exception:  # of OpenTelemetry or an exporter: tracing costs no message its outcome
             _log_failure()
             return self._messages
 

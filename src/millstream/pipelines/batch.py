@@ -154,7 +154,7 @@ class BatchRunner:
         began = time.monotonic()
         try:
             events.count()
-        except Exception as error:
+        except Exception as error:  # Spark's and py4j's errors have no common class
             self._retry.refuse_processors_fault(error, sink_involved=False)
             log.warning(
                 "batch %d could not be computed: %s; the sinks' attempts try again", batch_id, self._retry.why(error)
@@ -212,7 +212,7 @@ class BatchRunner:
         began = time.monotonic()
         try:
             delivered = first[0].write_beside(rows, first[1], further)
-        except Exception as error:
+        except Exception as error:  # Spark's and py4j's errors have no common class
             self._retry.refuse_processors_fault(error, sink_involved=True)
             log.warning(
                 "sinks %s: one pass for all failed: %s; each tries alone", ", ".join(names), self._retry.why(error)
@@ -292,7 +292,7 @@ class BatchRunner:
             try:
                 attempt()
                 return
-            except Exception as error:
+            except Exception as error:  # see ``may_pass``
                 tries += 1
                 wait_ms = retry.backoff.delay_ms(tries, random.random())  # noqa: S311  # jitter, no secret
                 if not may_pass(error) or retry.over((time.monotonic() - began) * 1000 + wait_ms):
@@ -315,7 +315,7 @@ class BatchRunner:
             try:
                 stored = queue.put(batch_id, partial(self._store, rows))
                 break
-            except Exception as error:
+            except Exception as error:  # see ``is_disk_full``
                 if not is_disk_full(error):
                     raise
                 # A Parquet writer that cannot write its last bytes does not close its file. The space of the deleted

@@ -24,7 +24,6 @@ from millstream.pipelines.plan import PipelinePlan, apply
 from millstream.pipelines.processors.fields import HASHES, VALUE_WITHHELD, conceal
 from millstream.pipelines.redis_address import SecretFiles
 from millstream.pipelines.sinks import Sink, Write
-from millstream.pipelines.sources.redis import RedisSource
 from millstream.spark.sink_options import read_report
 
 if TYPE_CHECKING:
@@ -289,7 +288,7 @@ def _again(
         hashes = frozenset(digest for letter in letters for digest in (_optional(letter, b"hashes") or "").split())
         remaining = [replace(step, processor=step.processor.for_masked_letters(hashes)) for step in remaining]
     form = _form(plan) if stage == "source" else "native"
-    own_ids = stage != "source" or _takes_ids_of_documents(plan)
+    own_ids = stage != "source" or plan.pipeline.spec.source.takes_ids_of_documents()
     version = time.time_ns() // 1_000_000
     events = apply(_events(session, letters, form, own_ids), remaining, plan, batch_id=version, failures=True).persist()
     try:
@@ -313,12 +312,6 @@ def _form(plan: PipelinePlan) -> Format:
     return form if form in get_args(Format) else "auto"
 
 
-def _takes_ids_of_documents(plan: PipelinePlan) -> bool:
-    """Whether the source identifies events by the id in the document. Otherwise producers may repeat these ids."""
-    source = plan.pipeline.spec.source
-    return isinstance(source, RedisSource) and source.config.event_id == "payload"
-
-
 def _events(session: SparkSession, letters: list[Entry], form: Format, own_ids: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
@@ -333,7 +326,8 @@ def _events(session: SparkSession, letters: list[Entry], form: Format, own_ids: 
         for letter in letters
     ]
     schema = "at string, text string, ts bigint, source string, tab string, k string, routed string"
-    frame = session.createDataFrame(rows, schema)
+    # One task: tasks that run at the same time would mix the order of the letters, which is oldest first.
+    frame = session.createDataFrame(rows, schema).coalesce(1)
     position = SourcePosition(
         id=F.col("at"),
         ts_ms=F.col("ts"),

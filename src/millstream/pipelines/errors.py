@@ -357,6 +357,10 @@ def is_disk_full(error: BaseException) -> bool:
     return any(phrase in str(error) for phrase in _FULL)
 
 
+_OF_THE_CALL = re.compile(r"\AAn error occurred while calling \S+\n: (?:[\w$]+\.)*(?=\w)")
+"""The first line of py4j's text, which names only the call. The exception of the JVM is in the second line."""
+
+
 def short(error: BaseException, limit: int = 300) -> str:
     """The error in one line: the last line of a Python traceback inside Spark's text, if there is one."""
     text = str(error).partition("=== Streaming Query ===")[0]  # Spark's description of the query follows
@@ -366,8 +370,8 @@ def short(error: BaseException, limit: int = 300) -> str:
         re.M,
     )
     own = [line for line in lines if "Py4J" not in line and not line.startswith("org.")]
-    line = own[-1] if own and "Traceback" in text else (text.strip().splitlines() or [type(error).__name__])[0]
-    return line[:limit]
+    first_lines = _OF_THE_CALL.sub("", text.strip()).splitlines() or [type(error).__name__]
+    return (own[-1] if own and "Traceback" in text else first_lines[0])[:limit]
 
 
 # The parts of a condition that quote no value of the row.

@@ -345,7 +345,7 @@ class PipelineRun:
         self._gate.last_done = None
         try:
             self._query = self._start_query(self._context)
-        except Exception as error:
+        except Exception as error:  # see ``may_pass``
             if not may_pass(error):
                 self._error = SourceFailed(1 if self._outage is None else self._outage.tries, short(error))
                 self._end("failed")
@@ -382,7 +382,7 @@ class PipelineRun:
         """Interrupts the query's jobs and waits for its thread. A sink may ignore the interruption."""
         try:
             query.stop()
-        except Exception as error:
+        except Exception as error:  # the pipeline ends all the same; Spark's and py4j's errors have no common class
             log.warning("pipeline %s: Spark did not stop its query: %s", self.name, short(error))
 
     def _await_commit(self, query: StreamingQuery) -> None:

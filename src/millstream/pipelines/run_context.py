@@ -148,7 +148,7 @@ class SinkRetry:
                 return tries
             except (EventFailed, LeaseLost, StopRequested):
                 raise
-            except Exception as error:
+            except Exception as error:  # of any sink; ``is_fatal`` decides
                 if "StaleOwner" in f"{type(error).__name__} {error}":
                     self._refuse_lost_lease()
                 self.refuse_processors_fault(error, sink_involved=True)

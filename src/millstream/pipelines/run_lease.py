@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker import Fence, companion_key
 from millstream.broker.scripts.leases import (
+    limit_locks,
     lock_keys,
     read_leases,
     release_leases,
@@ -210,7 +211,7 @@ class RunLease:
             if not self.checkpoint.is_local:
                 raise
             log.warning("pipeline %s: no lease yet; batches wait for it: %s", self._name, short(error))
-        except BaseException:
+        except BaseException:  # refused or interrupted: the next start must find the checkpoint unlocked
             if locked is None and self._record is None:
                 self.checkpoint.unlock()
             raise
@@ -353,6 +354,7 @@ class RunLease:
         holder = Holder.parse(record)
         if running is not None and holder is not None and not holder.is_dead():
             self._keys_of_another = keys
+            broker.run(limit_locks, [keys.running], ttl_ms=self._lease_ms)
             raise self._refused(holder)
         return record, running, holder
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from millstream.model import Observer, quiet
+from millstream.model.policies import guarded
 from millstream.pipelines.errors import CheckpointLocked, PipelineUnknown, short
 from millstream.pipelines.plan import PipelinePlan, make_plan
 from millstream.pipelines.query import PipelineRun
@@ -27,6 +28,7 @@ from millstream.pipelines.session import (
 from millstream.pipelines.sink_queue import STOP_S
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.pipelines.status import PipelineStatus
+from millstream.storage import StorageUnavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +79,7 @@ class Runner:
         self._master = master
         self._stay = stay
         self._own_session = session
-        self._observer = observer
+        self._observer = guarded(observer)
         self._spark_log = spark_log
         self._say = say
         self._session: SparkSession | None = None
@@ -92,7 +94,7 @@ class Runner:
         """Starts every pipeline. If one cannot start, it closes what it has opened and releases the checkpoints."""
         try:
             self._start()
-        except BaseException:
+        except BaseException:  # also after Ctrl-C
             self.close()
             raise
         return self
@@ -108,7 +110,7 @@ class Runner:
         self._say(f"starting Spark on {master}; this takes some seconds ...")
         began = time.monotonic()
         self._session = session or start_session(self.plans, self._master, log=self._spark_log)
-        check_stores(self.plans, master)
+        self._check_stores(master)
         check_sql(self.plans, SqlParser(self._session._jvm))
         self._say(f"Spark runs after {time.monotonic() - began:.1f} s; waiting for the first batch ...")
         for name, lease in self._leases.items():
@@ -129,6 +131,22 @@ class Runner:
             run.start()
             run.checkpoint.announce(None)
             self._say(f"{run.name}: {run.beginning()}")
+
+    def _check_stores(self, master: str) -> None:
+        """Check the checkpoints in stores. While a store does not answer, wait as for a lease."""
+        outage_began: float | None = None
+        while True:
+            try:
+                check_stores(self.plans, master)
+                return
+            except StorageUnavailable as error:
+                if outage_began is None:
+                    outage_began = time.monotonic()
+                    self._say(f"waiting for the checkpoint's store: {short(error)}")
+                names = [made.pipeline.name for made in self.plans if made.pipeline.checkpoint_is_in_a_store]
+                if self._stop_asked or any(self._is_over(name, outage_began) for name in names):
+                    raise
+            time.sleep(_LOOK_S)
 
     def _acquire(self, name: str, lease: RunLease) -> None:
         """Take the lease of a pipeline. A standby waits for it until it is asked to stop. While Redis or the store does

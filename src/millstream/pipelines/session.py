@@ -39,7 +39,7 @@ from millstream.pipelines.redis_address import (
 )
 from millstream.pipelines.spec.part import SECRET_WORDS
 from millstream.pipelines.start_cache import start_cache, variables_set
-from millstream.storage import InvalidLocation, StorageError
+from millstream.storage import InvalidLocation, StorageError, StorageUnavailable
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -298,7 +298,7 @@ def check_before(plans: Sequence[PipelinePlan], *, once: bool, master: str) -> d
 
 def check_stores(plans: Sequence[PipelinePlan], master: str) -> None:
     """The checks of ``check_before`` for checkpoints in a store, which are reached through the session's JVM. Raises
-    SpecRefused."""
+    SpecRefused, and StorageUnavailable if a store does not answer: it may come back, as a server may."""
     problems = [
         Problem(made.pipeline.name, 0, where, why)
         for made in plans
@@ -362,6 +362,8 @@ def _checkpoint_problems(made: PipelinePlan, master: str) -> Iterator[tuple[str,
         for verdict in checkpoint.check(made):
             log.warning("%s: the spec has changed: %s: %s", name, verdict.part, verdict.why)
         begun = checkpoint.last_planned() is not None
+    except StorageUnavailable:
+        raise
     except (CheckpointRefused, StorageError, InvalidLocation) as error:
         yield "checkpoint", str(error)
         return

@@ -141,7 +141,7 @@ class SinkQueue:
         directory = f"{batch_id:0{_DIGITS}d}-{token_hex(4)}"
         try:
             batch = self._filled(batch_id, directory, write)
-        except BaseException:
+        except BaseException:  # also after an interruption: only the next start would remove it
             self._remove(directory)
             raise
         record = {"directory": directory, "rows": batch.rows, "files": batch.files}

@@ -116,7 +116,7 @@ class StartCache:
                 part.replace(self.archive)  # atomic: a JVM that starts now finds the old archive or the new one
                 self._manifest.write_text(json.dumps(identity), encoding="utf-8")
                 self._failure.unlink(missing_ok=True)
-            except Exception as error:
+            except Exception as error:  # of Spark, py4j or the file system: the reason is kept for `doctor`
                 why = f"{type(error).__name__}: {error}"
                 with suppress(OSError):
                     self._failure.write_text(why, encoding="utf-8")

@@ -374,7 +374,7 @@ class SinkWatch(_Watch):
             if sink.config.id in self._unready and not self._stop.is_set():
                 try:
                     sink.probe()
-                except Exception as error:
+                except Exception as error:  # of any sink: it stays unready, and is asked again
                     log.debug("pipeline %s: sink %s: %s", self._pipeline, sink.config.id, short(error))
                 else:
                     self._unready.pop(sink.config.id, None)

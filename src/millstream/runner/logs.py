@@ -171,7 +171,7 @@ def _has_decimal_form(value: int) -> bool:
 def _repr(value: object) -> str:
     try:
         return repr(value)
-    except Exception:
+    except Exception:  # of the program's object: the line must not be lost
         return f"{type(value).__name__} object whose __repr__ raises,"
 
 
@@ -180,7 +180,7 @@ def _text(value: object) -> str:
     accepts the line."""
     try:
         text = str(value)
-    except Exception:
+    except Exception:  # of the program's object: the line must not be lost
         text = f"{type(value).__name__} object whose __str__ raises"
     if len(text) > MAX_TEXT_CHARS:
         half = MAX_TEXT_CHARS // 2

@@ -22,8 +22,8 @@ from secrets import token_hex
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from millstream.storage.errors import ObjectMissing, StorageUnavailable
-from millstream.storage.hadoop_errors import name_exists, translated
+from millstream.storage.errors import StorageUnavailable
+from millstream.storage.hadoop_errors import is_missing, name_exists, translated, unless
 from millstream.storage.storage import Buffer, Storage, StoredObject
 
 _PUT_IS_ATOMIC: Final = frozenset({"s3a", "gs"})
@@ -60,7 +60,13 @@ class HadoopStorage(Storage):
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         with self._client.use(self.uri(name)) as fs:
-            return fs.read(self.uri(name), offset, length)
+            try:
+                return fs.read(self.uri(name), offset, length)
+            except Exception as error:  # of py4j, see ``is_missing``
+                if fs.put_is_atomic and is_missing(error):
+                    # A HEAD request has the same reply if the bucket is missing. This call lists, and then raises.
+                    fs.stat(self.uri(name))
+                raise
 
     def write(self, name: str, *parts: Buffer) -> None:
         with self._client.use(self.uri(name)) as fs:
@@ -90,7 +96,7 @@ class HadoopStorage(Storage):
         try:
             if not fs.put(temporary, parts, replace=False):
                 raise FileExistsError(temporary)
-        except BaseException:
+        except BaseException:  # also after an interruption
             fs.discard(temporary)
             raise
         return temporary
@@ -100,7 +106,7 @@ class HadoopStorage(Storage):
         then fails, the temporary file has the only content: it is kept, and the rename is tried once more."""
         try:
             fs.rename(temporary, target, replace=True)
-        except Exception:
+        except Exception:  # of any kind: what counts is whether the target is there
             if fs.exists(target):
                 fs.discard(temporary)
                 raise
@@ -156,7 +162,7 @@ class HadoopClient:
                 if self._opened is None:
                     self._opened = _FileSystem(self._location, self._gateway())
             yield self._opened
-        except Exception as error:
+        except Exception as error:  # see ``translated``
             raise translated(error, location) from error
 
 
@@ -271,35 +277,30 @@ class _FileSystem:
         if not replace and self._scheme == "s3a":
             # `must`: a connector that does not know this option fails instead of replacing.
             builder = builder.must(_CONDITIONAL_PUT, True)
-        try:
+        with unless(lambda error: not replace and name_exists(error)):
             stream = builder.build()
             try:
                 self._write(stream, parts)
                 if stream.hasCapability("hsync") and not self.put_is_atomic:
                     stream.hsync()
-            except BaseException:
+            except BaseException:  # also after an interruption: nothing incomplete is published
                 self._abort(stream)
                 raise
             stream.close()
-        except Exception as error:
-            if not replace and name_exists(error):
-                return False
-            raise
-        return True
+            return True
+        return False
 
     def _abort(self, stream: Any) -> None:
-        """Closing would publish what an object store has received so far."""
+        """Closing would publish what an object store has received so far. The error in progress matters more than one
+        of this call."""
         with suppress(Exception):
             stream.abort() if self.put_is_atomic else stream.close()
 
     def rename(self, source: str, target: str, *, replace: bool) -> bool:
-        try:
+        with unless(lambda error: not replace and name_exists(error)):
             self._context.rename(self._path(source), self._path(target), self._renames[replace])
-        except Exception as error:
-            if not replace and name_exists(error):
-                return False
-            raise
-        return True
+            return True
+        return False
 
     def exists(self, uri: str) -> bool:
         return bool(self._fs.exists(self._path(uri)))
@@ -315,22 +316,16 @@ class _FileSystem:
             self.delete(uri)
 
     def list(self, uri: str) -> list[StoredObject]:
-        try:
+        with unless(is_missing):
             statuses = self._fs.listStatus(self._path(uri))
-        except Exception as error:
-            if isinstance(translated(error, uri), ObjectMissing):
-                return []
-            raise
-        # The text of all entries in one call: py4j takes a round trip for each method of each entry.
-        return list(_stored(str(self._jvm.scala.runtime.ScalaRunTime.stringOf(statuses))))
+            # The text of all entries in one call: py4j takes a round trip for each method of each entry.
+            return list(_stored(str(self._jvm.scala.runtime.ScalaRunTime.stringOf(statuses))))
+        return []
 
     def stat(self, uri: str) -> StoredObject | None:
-        try:
+        with unless(is_missing):
             return next(_stored(str(self._fs.getFileStatus(self._path(uri)).toString())))
-        except Exception as error:
-            if isinstance(translated(error, uri), ObjectMissing):
-                return None
-            raise
+        return None
 
     def make(self, uri: str) -> None:
         self._fs.mkdirs(self._path(uri))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -94,6 +95,11 @@ def translated(error: Exception, location: str) -> Exception:
     return StorageError(location, f"{names[0]}: {text}. Check the location and its settings in spark.conf")
 
 
+def is_missing(error: Exception) -> bool:
+    """Whether there is no object of the name."""
+    return isinstance(translated(error, ""), ObjectMissing)
+
+
 def name_exists(error: Exception) -> bool:
     """Whether the store refused to create an object because its name exists.
 
@@ -103,6 +109,16 @@ def name_exists(error: Exception) -> bool:
     if _any([name for name, _ in thrown], ("FileAlreadyExistsException", "RemoteFileChangedException")):
         return True
     return any("Status Code: 412" in message for _, message in thrown)
+
+
+@contextmanager
+def unless(refusal: Callable[[Exception], bool]) -> Iterator[None]:
+    """Ends the block after an error that is this refusal: then the code after the block runs. Raises all others."""
+    try:
+        yield
+    except Exception as error:  # py4j's: this package does not import it, because local files need no Spark
+        if not refusal(error):
+            raise
 
 
 def _no_connector(location: str) -> ConnectorMissing:

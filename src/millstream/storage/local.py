@@ -42,7 +42,7 @@ class LocalStorage(Storage):
             temporary = _written(path, parts)
             try:
                 temporary.replace(path)
-            except BaseException:
+            except BaseException:  # also after Ctrl-C
                 temporary.unlink(missing_ok=True)
                 raise
             _sync(path.parent)
@@ -128,7 +128,7 @@ def _written(path: Path, parts: tuple[Buffer, ...]) -> Path:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:
+    except BaseException:  # also after Ctrl-C
         temporary.unlink(missing_ok=True)
         raise
     return temporary

@@ -87,7 +87,7 @@ class DatabaseProcess(ABC):
         self._spawn()
         try:
             wait_until(self._answers, what=f"{self.TITLE} on port {self.port}", timeout_s=START_TIMEOUT_S)
-        except BaseException:
+        except BaseException:  # also after Ctrl-C: no server may stay behind
             self.kill()
             raise
         return self

@@ -121,7 +121,7 @@ class RedisProcess:
         self.launch(*extra)
         try:
             wait_until(self._answers, what=f"redis-server on port {self.port}", timeout_s=START_TIMEOUT_S)
-        except BaseException:
+        except BaseException:  # also after Ctrl-C: no server may stay behind
             self.kill()
             raise
         return self

@@ -69,7 +69,7 @@ class SentinelSetup:
             wait_until(
                 self._is_settled, what="the sentinels to know each other and the replica", timeout_s=SETTLE_TIMEOUT_S
             )
-        except BaseException:
+        except BaseException:  # also after Ctrl-C: no server may stay behind
             self.__exit__(None, None, None)
             raise
         return self
@@ -168,7 +168,7 @@ class ClusterSetup:
             for node in self.nodes:
                 node.start()
             self._join()
-        except BaseException:
+        except BaseException:  # also after Ctrl-C: no server may stay behind
             self.__exit__(None, None, None)
             raise
         return self

@@ -97,7 +97,7 @@ async def _run_case(broker: Broker, case: _Case, stream: str) -> str | None:
     arguments = {name: available[name] for name in inspect.signature(test).parameters}
     try:
         await asyncio.wait_for(test(**arguments), TEST_TIMEOUT_S)
-    except (Exception, _pytest_failure()) as error:
+    except (Exception, _pytest_failure()) as error:  # the case failed, however it did
         return _reason(error)
     return None
 

@@ -26,3 +26,14 @@ def test_top_prints_one_snapshot_into_a_pipe(redis_url: str) -> None:
     done = run_cli("top", "piped-top", "--interval", "0.2", "--url", redis_url)
     assert done.returncode == 0
     assert "piped-top" in done.stdout
+
+
+def test_top_cuts_no_line_in_a_pipe(redis_url: str) -> None:
+    stream = "piped-top-" + "x" * 150
+    with open_blocking_broker(redis_url) as broker:
+        broker.xadd(stream, {"n": 1})
+        broker.create_group(stream, "billing", start="0")
+    done = run_cli("top", stream, "--interval", "0.2", "--url", redis_url)
+    _, _, header, row = done.stdout.splitlines()
+    assert row.startswith(stream)
+    assert header.endswith("assigned")

@@ -134,6 +134,21 @@ def test_expired_lease_is_taken_over_and_the_paused_process_is_fenced(
     assert second.check() is None
 
 
+def test_lease_is_taken_over_in_time_after_the_clock_of_the_server_was_set_back(
+    redis_server: RedisProcess, tmp_path: Path, leases: Any
+) -> None:
+    """The lease of the paused process then ends an hour later, by the clock of the server."""
+    made = plan(redis_server.url, tmp_path / "c")
+    first, second = leases(RunLease, made, lease_s=0.5), leases(OtherHost, made, lease_s=0.5)
+    first.acquire()
+    pause(first)
+    with redis.Redis.from_url(redis_server.url) as server:
+        assert server.pexpire(first._keys.running, 3_600_000)
+        take_over(second)
+    assert first.check() is not None
+    assert second.check() is None
+
+
 def test_hour_of_clock_difference_does_not_matter(
     redis_server: RedisProcess, tmp_path: Path, leases: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,7 +378,7 @@ def test_lease_on_a_cluster_is_exclusive_and_has_no_fence_for_writes(
 
 
 def test_documented_rights_of_a_restricted_user_are_enough(tmp_path: Path, leases: Any) -> None:
-    rights = "~{pipeline:* +get +set +getex +del +time +evalsha"
+    rights = "~{pipeline:* +get +set +getex +del +pttl +pexpire +time +evalsha"
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "pipeline-operation.md").read_text()
     assert rights in page
     with RedisProcess() as server:

@@ -2,15 +2,19 @@
 
 import asyncio
 import select
+import subprocess
+import sys
 import threading
 from uuid import uuid4
 
 import pytest
 from raw_client import Client
 
+from millstream import Message, Publisher, Router
 from millstream.broker.embedded import Embedded
 from millstream.broker.open import open_blocking_broker, open_broker
 from millstream.model.clock import SystemClock
+from millstream.testing import eventually
 from millstream.testing.servers import ServeProcess
 from millstream.wire.commands import NIL_ARRAY
 
@@ -58,7 +62,7 @@ class SetBackLater(SystemClock):
         return super().now_ms() - self.behind_ms
 
 
-def test_serving_in_process_off_loopback_requires_a_password():
+def test_blocking_read_in_process_ends_at_its_timeout():
     clock = SetBackLater()
     with open_blocking_broker(f"local://{uuid4().hex}", clock=clock) as broker:
         broker.xadd("s", {"a": "b"})
@@ -66,7 +70,7 @@ def test_serving_in_process_off_loopback_requires_a_password():
         assert broker.xread({"s": "$"}, block_ms=600) == {}
 
 
-def test_serving_on_an_event_loop_off_loopback_requires_a_password():
+def test_read_on_an_event_loop_ends_at_its_timeout():
     clock = SetBackLater()
 
     async def wait():
@@ -89,3 +93,58 @@ def test_clock_set_ahead_ends_no_wait_early():
     assert heard == []
     assert 0 < embedded.due_in_ms() <= 60_000
     embedded.close()
+
+
+PARTITIONS = 4
+WORKER = """
+import asyncio, sys
+from millstream import Message, Router, open_broker
+
+async def main():
+    async with open_broker(sys.argv[1]) as broker:
+        router = Router(broker)
+
+        @router.on("orders", group="billing", group_start="0", partitions=4)
+        async def bill(message: Message) -> None:
+            print(message.payload.decode(), flush=True)
+            await asyncio.Event().wait()
+
+        await router.run()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(150)
+async def test_partitions_of_a_killed_worker_are_taken_over_in_time(tmp_path):
+    """The worker holds a message of each partition, and its lease is written by a clock that is an hour ahead."""
+    flag = tmp_path / "set back"
+    billed = []
+    with ServeProcess(planted=SET_BACK_WHEN_TOLD.format(flag=str(flag))) as server:
+        worker = subprocess.Popen([sys.executable, "-c", WORKER, server.url], stdout=subprocess.PIPE, text=True)
+        try:
+            async with (
+                open_broker(server.url) as broker,
+                Publisher(broker, partitions={"orders": PARTITIONS}) as publisher,
+            ):
+                for number in range(40):
+                    await publisher.publish("orders", Message(b"%d" % number, {"key": f"customer {number}"}))
+                # A handler that waits blocks only its own message: the worker has begun them all.
+                begun = await asyncio.to_thread(lambda: {worker.stdout.readline().strip() for _ in range(40)})
+                assert len(begun) == 40
+                worker.kill()
+                worker.wait()
+                flag.touch()
+                router = Router(broker)
+
+                @router.on("orders", group="billing", group_start="0", partitions=PARTITIONS)
+                async def bill(message: Message) -> None:
+                    billed.append(message.payload.decode())
+
+                async with router:
+                    # The lease is 5 s, and the clock was set back by an hour.
+                    await eventually(lambda: set(billed) == begun, what="all messages to be billed", timeout_s=60)
+        finally:
+            worker.kill()
+            worker.wait()
+            worker.stdout.close()

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from support.isolated_hosts import IsolatedCluster, IsolatedHost, require_namesp
 TRIALS = int(os.environ.get("TRIALS", "1"))
 ROWS = 300
 EXECUTOR = "CoarseGrainedExecutorBackend"
+DURABLE = ["--appendonly", "yes", "--appendfsync", "always"]
 Database = PostgresDatabase | MariadbDatabase
 
-pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.at_length, pytest.mark.timeout(600 + 300 * TRIALS)]
+pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.at_length, pytest.mark.timeout(600 + 600 * TRIALS)]
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_database_changes_need_no_shared_disk(cluster: IsolatedCluster, hdfs: Hd
     database.execute("CREATE TABLE items (id int PRIMARY KEY, version int, note varchar(100))")
     values = ", ".join(f"({number}, 0, 'item {number}')" for number in range(ROWS))
     database.execute(f"INSERT INTO items VALUES {values}")
-    with RedisProcess() as server:
+    with RedisProcess(DURABLE) as server:
         client = redis.Redis(port=server.port)
         ledger = Ledger(client)
         driver = Driver(cluster, _spec(cluster, hdfs, database, server.url))
@@ -138,28 +139,42 @@ def test_database_changes_need_no_shared_disk(cluster: IsolatedCluster, hdfs: Hd
                 timeout_s=240,
             )
 
+        def kill_executor() -> None:
+            assert cluster.workers[0].kill_children(EXECUTOR) >= 1
+
+        def restart_hdfs() -> None:
+            hdfs.start_namenode()
+            hdfs.start_datanode()
+
+        faults: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
+            ("executor", kill_executor, lambda: None),
+            ("store", lambda: hdfs.kill("namenode", "datanode"), restart_hdfs),
+            ("redis", server.kill, server.start),
+            ("worker", lambda: cluster.kill_worker(1), lambda: cluster.restart_worker(1)),
+            ("database", database.server.kill, database.server.start),
+            ("driver", driver.kill, driver.start),
+        ]
+        killed: Counter[str] = Counter()
+
         try:
             driver.start()
             wait_until(lambda: client.xlen("out") >= 60, what="the first chunks", timeout_s=240)
+            in_snapshot = client.xlen("out") < ROWS
             driver.kill()
+            killed["driver in the snapshot"] += in_snapshot
             update()
             driver.start()
             written()
             for _ in range(TRIALS):
-                update()
-                assert cluster.workers[0].kill_children(EXECUTOR) >= 1
-                written()
-                update()
-                hdfs.kill("namenode", "datanode")
-                update()
-                hdfs.start_namenode()
-                hdfs.start_datanode()
-                written()
-                update()
-                driver.kill()
-                update()
-                driver.start()
-                written()
+                for name, fail, recover in faults:
+                    update()
+                    fail()
+                    if name != "database":
+                        update()
+                    recover()
+                    update()
+                    written()
+                    killed[name] += 1
             driver.kill()
             update()
             assert driver.start("--once").process.wait(300) == 0
@@ -167,6 +182,7 @@ def test_database_changes_need_no_shared_disk(cluster: IsolatedCluster, hdfs: Hd
             driver.kill()
         table = {int(key): int(version) for key, version in database.execute("SELECT id, version FROM items")}
         differing, repeated, disordered = ledger.faults(table)
-        print(f"LEDGER events={client.xlen('out')} differing={differing} repeated={repeated} disordered={disordered}")
+        counts = f"differing={differing} repeated={repeated} disordered={disordered}"
+        print(f"LEDGER {type(database.server).__name__} kills={dict(killed)} events={client.xlen('out')} {counts}")
         assert (differing, repeated, disordered) == (0, 0, 0)
         assert list(cluster.private.iterdir()) == [], "nothing was written to a shared disk"

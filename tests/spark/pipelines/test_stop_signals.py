@@ -94,7 +94,8 @@ def test_signal_while_spark_starts_ends_in_one_line(
         run.process.send_signal(number)
         assert run.process.wait(60) == 128 + number, run.last_words()
         after = run.last_words().split("starting Spark", 1)[1].splitlines()[1:]
-        assert len(after) == 1, after
+        # The optional sink that does not answer may be reported before or after the signal.
+        assert len([line for line in after if "sink hangs" not in line]) == 1, after
         assert "Traceback" not in run.last_words()
     finally:
         run.kill()

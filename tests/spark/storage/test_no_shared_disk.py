@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ from support.hadoop_stores import Hdfs, S3Emulation, bare_jvm
 from support.isolated_hosts import IsolatedCluster, IsolatedHost, require_namespaces
 
 TRIALS = int(os.environ.get("TRIALS", "1"))
-NUMBERS = 60 + 60 * TRIALS
+NUMBERS = 15 + 15 * TRIALS
+"""For each ``more``."""
 START_MS = 1_700_000_000_000
 EXECUTOR = "CoarseGrainedExecutorBackend"
+OUTAGE_S = 5
+"""Long enough that a batch begins during the outage."""
+DURABLE = ["--appendonly", "yes", "--appendfsync", "always"]
 
-pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.at_length, pytest.mark.timeout(600 + 300 * TRIALS)]
+pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.at_length, pytest.mark.timeout(600 + 600 * TRIALS)]
 
 
 @pytest.fixture
@@ -153,7 +158,7 @@ class Driver:
 def test_nothing_is_lost_or_written_twice_when_hosts_share_only_a_store(
     store: HdfsStore | S3Store, cluster: IsolatedCluster
 ) -> None:
-    with RedisProcess() as server, RedisProcess() as optional:
+    with RedisProcess(DURABLE) as server, RedisProcess() as optional:
         client = redis.Redis(port=server.port)
         late = redis.Redis(port=optional.port)
         optional.kill()
@@ -162,29 +167,51 @@ def test_nothing_is_lost_or_written_twice_when_hosts_share_only_a_store(
 
         def more() -> None:
             nonlocal sent
-            send(client, sent, sent + NUMBERS // 4)
-            sent += NUMBERS // 4
+            send(client, sent, sent + NUMBERS)
+            sent += NUMBERS
 
         def written(count: int) -> None:
             wait_until(lambda: len(numbers(client)) >= count, what=f"{count} numbers in the sink", timeout_s=240)
+
+        def kill_executor() -> None:
+            assert cluster.workers[0].kill_children(EXECUTOR) >= 1
+
+        def fail_store() -> None:
+            store.fail()
+            time.sleep(OUTAGE_S)
+
+        def fail_driver_and_store() -> None:
+            driver.kill()
+            store.fail()
+
+        def start_before_the_store() -> None:
+            driver.start()
+            time.sleep(OUTAGE_S)
+            store.recover()
+
+        faults: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
+            ("executor", kill_executor, lambda: None),
+            ("store", fail_store, store.recover),
+            ("redis", server.kill, server.start),
+            ("worker", lambda: cluster.kill_worker(1), lambda: cluster.restart_worker(1)),
+            ("driver", driver.kill, driver.start),
+            ("driver and store", fail_driver_and_store, start_before_the_store),
+        ]
+        killed: Counter[str] = Counter()
 
         try:
             more()
             driver.start()
             written(sent)
             for _ in range(TRIALS):
-                more()
-                assert sum(worker.kill_children(EXECUTOR) for worker in cluster.workers[:1]) >= 1
-                written(sent)
-                more()
-                store.fail()
-                more()
-                store.recover()
-                written(sent)
-                more()
-                driver.kill()
-                driver.start()
-                written(sent)
+                for name, fail, recover in faults:
+                    more()
+                    fail()
+                    if name != "redis":
+                        more()
+                    recover()
+                    written(sent)
+                    killed[name] += 1
             optional.start()
             wait_until(lambda: len(numbers(late)) == sent, what="the optional sink to catch up", timeout_s=240)
             driver.kill()
@@ -193,6 +220,6 @@ def test_nothing_is_lost_or_written_twice_when_hosts_share_only_a_store(
             driver.kill()
         for name, ledger in (("main", numbers(client)), ("optional", numbers(late))):
             lost, doubled = sent - len(ledger), ledger.total() - len(ledger)
-            print(f"LEDGER {store.name} {name} produced={sent} lost={lost} duplicates={doubled}")
+            print(f"LEDGER {store.name} kills={dict(killed)} {name} produced={sent} lost={lost} duplicates={doubled}")
             assert (lost, doubled) == (0, 0)
         assert list(cluster.private.iterdir()) == [], "nothing was written to a shared disk"

@@ -195,10 +195,10 @@ async def test_read_only_dashboard_refuses_actions(broker: Broker) -> None:
 
 def test_off_loopback_a_token_is_required_and_read_only_is_the_default() -> None:
     with pytest.raises(InvalidArgument, match="token"):
-        Dashboard("local://", host="0.0.0.0")
-    assert Dashboard("local://", host="0.0.0.0", token=TOKEN).read_only
-    assert not Dashboard("local://", host="0.0.0.0", token=TOKEN, read_only=False).read_only
-    assert not Dashboard("local://", host="::1").read_only
+        Dashboard("redis://127.0.0.1:1", host="0.0.0.0")
+    assert Dashboard("redis://127.0.0.1:1", host="0.0.0.0", token=TOKEN).read_only
+    assert not Dashboard("redis://127.0.0.1:1", host="0.0.0.0", token=TOKEN, read_only=False).read_only
+    assert not Dashboard("redis://127.0.0.1:1", host="::1").read_only
 
 
 async def test_off_loopback_only_ip_addresses_and_configured_names_are_served(broker: Broker) -> None:

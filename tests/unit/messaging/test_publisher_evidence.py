@@ -10,7 +10,8 @@ import pytest
 
 from millstream import Broker, Publisher, open_broker
 from millstream.errors import BrokerUnavailable, MillstreamError, NonDeterministicReplay, ServerError
-from millstream.messaging import Message
+from millstream.messaging import Message, batching
+from millstream.model import suspend_aware_s
 from millstream.testing import FaultyTransport
 from millstream.testing.faults import Fault
 from millstream.wire.commands import Batch, Command
@@ -181,3 +182,23 @@ async def test_ambiguous_publish_is_not_reported_as_not_stored(broker: Broker, w
             await publisher.publish("t", *messages("a"), **way)
     assert caught.value.may_have_been_applied
     assert await stored(broker) == [b"a"]
+
+
+async def test_publish_is_not_repeated_after_a_long_suspension(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is suspended for a day between the append and its reply. The marker that proves the append, and by
+    which a repeated one adds nothing, has expired: only an error is true."""
+    suspended_s = 0.0
+    monkeypatch.setattr(batching, "suspend_aware_s", lambda: suspend_aware_s() + suspended_s)
+
+    async def suspend() -> None:
+        nonlocal suspended_s
+        suspended_s = 86_400.0
+        for key in await broker.transport.call(Command((b"KEYS", b"{t}.once*"))):
+            await broker.delete(key)
+
+    async with Publisher(broker) as publisher:
+        broker.transport = OneFaultTransport(broker, LOST, suspend)
+        with pytest.raises(BrokerUnavailable) as refused:
+            await publisher.publish("t", *messages("a"))
+        assert refused.value.may_have_been_applied
+        assert await stored(broker) == [b"a"]

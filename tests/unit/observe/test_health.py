@@ -83,7 +83,7 @@ async def test_watched_objects_have_names_that_survive_a_restart() -> None:
 
 
 def test_member_can_be_watched_before_the_loop_runs_and_a_number_cannot() -> None:
-    check_watched(AssignmentClient(open_broker("local://"), "s"))
+    check_watched(AssignmentClient(open_broker("redis://127.0.0.1:1"), "s"))
     with pytest.raises(InvalidArgument, match="Subscriber, Router"):
         check_watched(7)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from specs import pipeline, planned, redis_sink
 
+from millstream.pipelines import checkpoint as checkpoint_module
+from millstream.pipelines import runner
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.errors import CheckpointRefused, PipelineRuns, is_disk_full, may_pass
+from millstream.pipelines.errors import CheckpointRefused, PipelineRuns, SpecRefused, is_disk_full, may_pass
 from millstream.pipelines.plan import make_plan
-from millstream.pipelines.session import checkpoint_file_manager
+from millstream.pipelines.runner import Runner
+from millstream.pipelines.session import check_stores, checkpoint_file_manager
 from millstream.pipelines.sink_queue import SinkQueue
 from millstream.storage import StorageFull, StorageUnavailable
 from support.fake_hadoop import FakeHadoop, JavaError
@@ -169,3 +172,50 @@ def test_plan_names_the_store_and_sinks_stay_the_same() -> None:
 def test_outage_of_the_store_may_pass_and_is_not_a_full_disk(error: Exception, full: bool) -> None:
     assert is_disk_full(error) == full
     assert may_pass(error) or full
+
+
+class Stores:
+    """In place of the checks of the stores: raises these errors one after the other."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self._errors = list(errors)
+
+    def __call__(self, plans: object, master: str) -> None:
+        if self._errors:
+            raise self._errors.pop(0)
+
+
+AWAY = StorageUnavailable(LOCATION, "connection refused")
+
+
+@pytest.mark.parametrize(("standby", "deadline"), [(False, "1m"), (True, "1ms")])
+def test_start_waits_for_a_store_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, standby: bool, deadline: str
+) -> None:
+    monkeypatch.setattr(runner, "check_stores", Stores(AWAY, AWAY))
+    stored = pipeline(checkpoint={"path": LOCATION}, retry={"deadline": deadline})
+    lines: list[str] = []
+    Runner([stored], standby=standby, say=lines.append)._check_stores("local[2]")
+    [line] = lines
+    assert LOCATION in line
+
+
+def test_start_without_its_store_ends_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "check_stores", Stores(AWAY, AWAY, AWAY))
+    stored = pipeline(checkpoint={"path": LOCATION}, retry={"deadline": "1ms"})
+    with pytest.raises(StorageUnavailable):
+        Runner([stored])._check_stores("local[2]")
+
+
+def test_store_that_does_not_answer_is_no_fault_of_the_spec(
+    monkeypatch: pytest.MonkeyPatch, hadoop: FakeHadoop
+) -> None:
+    monkeypatch.setattr(checkpoint_module, "gateway", lambda settings: hadoop)
+    made = make_plan(pipeline(checkpoint={"path": LOCATION}))
+    hadoop.fail("open", JavaError("ConnectException", "Connection refused"))
+    with pytest.raises(StorageUnavailable):
+        check_stores([made], "local[2]")
+    hadoop.fail("open", JavaError("AccessControlException", "Permission denied"))
+    with pytest.raises(SpecRefused, match="Permission denied"):
+        check_stores([made], "local[2]")
+    check_stores([made], "local[2]")

@@ -75,6 +75,12 @@ def test_an_error_from_a_task_in_one_line() -> None:
     assert short(RuntimeError(text + query)) == "OutOfMemory: OOM command"
 
 
+def test_exception_of_the_jvm_in_one_line() -> None:
+    refused = "java.net.ConnectException: Call From a/127.0.0.1 to b:8020 failed on connection exception"
+    text = f"An error occurred while calling o2159.start.\n: {refused}\n\tat java.base/x"
+    assert short(RuntimeError(text)) == refused.removeprefix("java.net.")
+
+
 def test_batch_after_closing_is_refused() -> None:
     gate = Gate()
     with gate.batch(1):

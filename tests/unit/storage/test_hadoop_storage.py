@@ -201,6 +201,14 @@ def test_errors_of_the_store_are_distinguished(
     assert advice in str(raised.value)
 
 
+def test_missing_bucket_is_not_a_missing_object(hadoop: FakeHadoop) -> None:
+    """S3 answers the request for an object the same way in both cases, and only a listing names the bucket."""
+    storage = open_storage("s3a://bucket/d", lambda: hadoop)
+    hadoop.fail("getFileStatus", JavaError("UnknownStoreException", "Bucket does not exist"))
+    with pytest.raises(StorageDenied, match="bucket"):
+        storage.read("record")
+
+
 def test_object_that_was_not_deleted_is_reported_as_such(hadoop: FakeHadoop, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = open_storage("hdfs://namenode/d", lambda: hadoop)
     storage.write("record", b"1")

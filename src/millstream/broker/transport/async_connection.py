@@ -120,7 +120,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return True
         try:
             return not readable(self._descriptor)
-        except Exception:  # the descriptor is closed
+        except (OSError, ValueError):  # the descriptor is closed
             return False
 
     @property
@@ -220,7 +220,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if outgoing and self._lost is None:
             try:
                 self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
-            except Exception as error:
+            except Exception as error:  # a callback of the loop: nothing else would fail the requests that wait
                 self._fail(f"{type(error).__name__}: {error}")
 
     async def _drained(self) -> None:
@@ -274,7 +274,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                     request.future.set_result(replies)
         except hiredis.ProtocolError as error:
             self._fail(f"the server sent invalid RESP: {error}")
-        except Exception as error:
+        except Exception as error:  # a callback of the loop: nothing else would fail the requests that wait
             self._fail(f"a reply could not be read: {type(error).__name__}: {error}")
 
     def _receive_push(self, reply: Any) -> None:

@@ -124,7 +124,7 @@ class BlockingConnection:
             self._sock.recv(1)
         except ssl.SSLWantReadError:
             return True
-        except Exception:  # noqa: S110 - after any error the connection is not usable
+        except (OSError, ValueError):  # ValueError: the socket was closed and has no descriptor
             pass
         return False
 
@@ -150,16 +150,13 @@ class BlockingConnection:
             else:
                 return self._send_in_chunks(requests, replies, reading)
             return reading(replies)
-        except TimeoutError as error:
+        except BaseException as error:
+            # After any error, and after an interruption, the next reply would belong to another request.
             self.close()
-            raise NoAnswer("no reply in time", replies) from error
-        except Exception as error:
-            self.close()
-            raise NoAnswer(str(error) or type(error).__name__, replies) from error
-        except BaseException:
-            # Interrupted: the next reply would belong to another request.
-            self.close()
-            raise
+            if not isinstance(error, Exception):
+                raise
+            why = "no reply in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise NoAnswer(why, replies) from error
 
     def _send_in_chunks(self, requests: Sequence[Args], results: list[Any], reading: Reading) -> list[Any]:
         """Sends a large batch in chunks, several of them in flight; ``results`` grows with each chunk of replies.
@@ -204,7 +201,7 @@ class BlockingConnection:
         """Sends without reading replies, for a subscriber."""
         try:
             self._sock.sendall(pack_all(requests))
-        except Exception as error:
+        except OSError as error:
             self.close()
             raise NotSent(str(error)) from error
 
@@ -216,7 +213,7 @@ class BlockingConnection:
             self._read(replies, 1)
         except TimeoutError:
             raise
-        except Exception as error:
+        except (OSError, hiredis.HiredisError) as error:
             self.close()
             raise NoAnswer(str(error)) from error
         return replies[0]
@@ -227,22 +224,17 @@ class BlockingConnection:
 
     def received(self) -> list[Any]:
         """All complete replies, for a subscriber whose socket is readable."""
-        try:
-            data = self._sock.recv(READ_SIZE)
-        except (TimeoutError, BlockingIOError):
-            return []
-        except Exception as error:
-            self.close()
-            raise NoAnswer(str(error)) from error
-        if not data:
-            self.close()
-            raise NoAnswer("the server closed the connection")
         replies = []
         try:
+            data = self._sock.recv(READ_SIZE)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not _MISSING:
                 replies.append(reply)
-        except Exception as error:
+        except (TimeoutError, BlockingIOError):
+            return []
+        except (OSError, hiredis.HiredisError) as error:
             self.close()
             raise NoAnswer(str(error)) from error
         return replies
@@ -258,5 +250,5 @@ class BlockingConnection:
         self.alive = False
         try:
             self._sock.close()
-        except Exception:  # noqa: S110 - the connection is abandoned anyway
-            pass
+        except OSError:
+            pass  # the connection is abandoned anyway

@@ -89,7 +89,7 @@ async def _open(target: Target, node: Node, limits: Limits) -> Streams:
         await connection.connect()
     except MillstreamError:
         raise
-    except Exception as error:
+    except Exception as error:  # redis-py raises its own errors, and those of sockets, TLS and name resolution
         raise why_not_connected(target, node, error) from error
     reader: asyncio.StreamReader | None = connection._reader
     writer: asyncio.StreamWriter | None = connection._writer
@@ -106,7 +106,7 @@ def open_socket(target: Target, node: Node, limits: Limits) -> socket.socket:
         connection.connect()
     except MillstreamError:
         raise
-    except Exception as error:
+    except Exception as error:  # redis-py raises its own errors, and those of sockets, TLS and name resolution
         raise why_not_connected(target, node, error) from error
     sock: socket.socket | None = connection._sock
     if sock is None:

@@ -162,7 +162,7 @@ class RedisKeyWatch:
         except (NotSent, NoAnswer):
             watched.release()
             return
-        except BaseException:
+        except BaseException:  # cancelled: nothing else would close the connection
             watched.release()
             raise
         self._nodes[node] = watched

@@ -127,7 +127,7 @@ class RedisListener:
         except (NotSent, NoAnswer, TimeoutError) as error:
             self._drop()
             raise BrokerUnavailable(f"cannot subscribe: {error or 'no reply'}. Check that the server runs.") from error
-        except BaseException:
+        except BaseException:  # refused or cancelled: no connection stays open with a part of the subscriptions
             self._drop()
             raise
 
@@ -216,7 +216,7 @@ class BlockingRedisListener:
         except TimeoutError as error:
             self._drop()
             raise BrokerUnavailable("no reply to PSUBSCRIBE. Check that the server runs.") from error
-        except BaseException:
+        except BaseException:  # refused or cancelled: no connection stays open with a part of the subscriptions
             self._drop()
             raise
 

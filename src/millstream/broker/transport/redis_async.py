@@ -97,7 +97,7 @@ class _Connections:
             self._busy[connection] = node
             try:
                 usable = await self._is_alive(connection)
-            except BaseException:
+            except BaseException:  # cancelled: its reply must not reach the next request on this connection
                 self.discard(connection)
                 raise
             if usable:
@@ -148,14 +148,14 @@ class _Connections:
                 try:
                     (reply,) = await connection.exchange([PING])
                     check_first_answer(self._target, node, reply)
-                except BaseException:
+                except BaseException:  # refused or cancelled: nothing else would close it
                     connection.close()
                     raise
         except TimeoutError as error:
             raise NotSent(f"{node}: no connection within {self._limits.connect_ms} ms") from error
         except (NotSent, MillstreamError):
             raise
-        except Exception as error:
+        except Exception as error:  # a bug here or in a driver
             raise why_not_connected(self._target, node, error) from error
         return connection
 
@@ -239,7 +239,7 @@ class RedisTransport:
             return done.value  # type: ignore[no-any-return]
         except MillstreamError:
             raise
-        except Exception as error:
+        except Exception as error:  # a bug here or in a driver: callers get the errors of the contract only
             raise unexpected_error(error) from error
         finally:
             exchanges.close()

@@ -86,7 +86,7 @@ class BlockingRedisTransport:
             return done.value  # type: ignore[no-any-return]
         except MillstreamError:
             raise
-        except Exception as error:
+        except Exception as error:  # a bug here or in a driver: callers get the errors of the contract only
             raise unexpected_error(error) from error
         finally:
             exchanges.close()
@@ -182,12 +182,12 @@ class BlockingRedisTransport:
             try:
                 (reply,) = connection.exchange([PING])
                 check_first_answer(self.target, node, reply)
-            except BaseException:
+            except BaseException:  # refused or interrupted: nothing else would close it
                 connection.close()
                 raise
         except (NotSent, MillstreamError):
             raise
-        except Exception as error:
+        except Exception as error:  # a bug here or in a driver
             raise why_not_connected(self.target, node, error) from error
         return connection
 

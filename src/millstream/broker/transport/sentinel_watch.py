@@ -71,7 +71,7 @@ class SentinelWatch:
             listening = confirmed((await connection.exchange([SUBSCRIBE]))[0]) and connection.alive
         except (NotSent, NoAnswer, MillstreamError):
             listening = False
-        except BaseException:
+        except BaseException:  # cancelled: nothing else would close the connection
             if connection is not None:
                 connection.close()
             raise

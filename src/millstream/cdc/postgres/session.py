@@ -104,7 +104,7 @@ class ReplicationSession(ChangeSession):
                 if time.monotonic() > until or self._ending.is_set():
                     raise catalog.slot_in_use(self._slot, str(error), patience) from error
                 self._ending.wait(0.2)
-            except BaseException:
+            except BaseException:  # also after an interruption: an open session would hold the slot
                 connection.close()
                 raise
 

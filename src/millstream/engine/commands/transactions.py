@@ -145,7 +145,7 @@ def run_emulation(session: Session, emulation: Emulation, keys: list[bytes], arg
         return emulation(call, keys, argv)
     except ErrorReply:
         raise
-    except Exception as error:
+    except Exception as error:  # of any kind, as Lua has one kind
         # Invalid keys or arguments. Redis would reply with an error of the Lua interpreter.
         counts = f"{len(keys)} keys and {len(argv)} arguments"
         raise ErrorReply(f"ERR user_script: {type(error).__name__} when called with {counts}") from error

@@ -56,7 +56,8 @@ class Backlog:
     async def run(self) -> None:
         """Each backlogged topic gets its part of the free capacity."""
         pause_s = 0.001
-        for read in list(self._backlogged):  # restarted
+        for read in list(self._backlogged):  # restarted: the last replies may not have been accepted
+            self._own_entries.restart(read.topic)
             self._finish(read)
         while True:
             if sum(read.topic.in_flight.ready for read in self._backlogged) >= MAX_READ_AHEAD:

@@ -128,7 +128,7 @@ class LoopWatch(ABC):
             if not (self._failure_logged or self._stopped):
                 self._failure_logged = True
                 log.warning("could not send heartbeats for a blocked event loop: %s", error)
-        except Exception:
+        except Exception:  # the end of this thread would only show in standard error
             log.exception("could not send heartbeats for a blocked event loop")
         finally:
             if self._stopped:
@@ -276,7 +276,7 @@ class _Watcher:
             try:
                 watch.keep_alive(now)
                 watch.check(now)
-            except Exception:
+            except Exception:  # the thread watches all loops of the process
                 log.exception("could not inspect a blocked event loop")
         return True
 

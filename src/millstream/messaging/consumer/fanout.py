@@ -124,7 +124,7 @@ class Fanout:
         while (message := await self.next_message()) is not None:
             try:
                 await self._handle(message, handler, publish_to)
-            except BaseException as error:
+            except BaseException as error:  # see ``failure_of``
                 failure = failure_of(error, task)
                 if failure is None:
                     raise
@@ -181,7 +181,7 @@ class Fanout:
             present = await self._broker.run(xrange, self.topic, self._seen[0], count=MAX_REMEMBERED_IDS)
         except NoSuchStream:
             return  # the stream may be created again, with smaller or larger ids
-        except Exception as error:
+        except Exception as error:  # see ``can_pass``
             if not can_pass(error):
                 raise
             self._emit("messaging.read_failed", error=text_of(error))
@@ -207,7 +207,7 @@ class Fanout:
                 self._seen.append(position)
             except NoSuchStream:
                 pass
-            except Exception as error:
+            except Exception as error:  # see ``can_pass``
                 if not can_pass(error):
                     raise
                 self._emit("messaging.read_failed", error=text_of(error))
@@ -239,7 +239,7 @@ class Fanout:
                     if entries:
                         self._emit("messaging.received", entries=len(entries))
                     return entries
-            except Exception as error:
+            except Exception as error:  # see ``can_pass``
                 if not can_pass(error):
                     raise
                 self._emit("messaging.read_failed", error=text_of(error))
@@ -256,7 +256,7 @@ class Fanout:
             return None  # replayed for one group; this subscriber has received the original
         try:
             message = self._codec.decode(unmarked(entry.fields))
-        except Exception as error:
+        except Exception as error:  # of any codec
             # Without a group it cannot be dead-lettered: it stays in the stream, and observers are notified.
             log.warning("entry %s of %s cannot be decoded: %s", entry.id, self.topic, error)
             self._emit("messaging.undecodable", id=str(entry.id), error=str(error))

@@ -186,7 +186,7 @@ class Settler:
             try:
                 for at in range(0, len(topics), MAX_TOPICS_PER_PIPELINE):
                     await self.round(topics[at : at + MAX_TOPICS_PER_PIPELINE])
-            except BaseException:
+            except BaseException:  # restarted: what is left is applied then
                 for topic in topics:
                     outbox = self._outboxes.get(topic)
                     if outbox is not None and not outbox.empty:

@@ -66,13 +66,11 @@ class Messages:
         if self._source is None:
             raise StopAsyncIteration
         if self._loop is None:
+            await self._begin()  # if it is cancelled, the next call begins
             self._loop = asyncio.get_running_loop()
-            await self._begin()
         try:
             message = await self._source.next_message()
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
+        except Exception:  # the error that ended the reading; a cancelled call may be repeated
             await self.aclose()
             raise
         if message is None:

@@ -92,6 +92,8 @@ class Subscription:
         self._shared: SharedConsumer | None = None
         self._entering: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
+        self._closers: list[asyncio.Future[None]] = []
+        """Calls of ``close`` that no task waits for, at least after a second cancellation."""
         self.abandoned = False
         self._closing = False
         self._deadline = float("inf")
@@ -163,7 +165,8 @@ class Subscription:
         try:
             await self._ended.wait()
         except asyncio.CancelledError:
-            await asyncio.shield(self.close(0))
+            self._closers.append(closer := asyncio.ensure_future(self.close(0)))
+            await asyncio.shield(closer)
             raise
         if self._failure is not None:
             raise self._failure
@@ -215,7 +218,7 @@ class Subscription:
             try:
                 await shared.enter(self._state)
                 return
-            except Exception as error:
+            except Exception as error:  # see ``can_pass``
                 # The stream was deleted meanwhile: the next attempt creates it again.
                 if not (can_pass(error) or isinstance(error, (NoSuchStream, NoSuchGroup))):
                     self._failed(error)
@@ -245,7 +248,7 @@ class Subscription:
             level = logging.INFO if isinstance(error, StaleOwner) else logging.ERROR
             log.log(level, "reading %s ended: %s", self.topic, error)
         self._state.emit("messaging.subscription_failed", error=text_of(error), error_type=type(error).__name__)
-        self._closer = asyncio.ensure_future(self.close(self._state.settings.close_timeout_ms / 1000))
+        self._closers.append(asyncio.ensure_future(self.close(self._state.settings.close_timeout_ms / 1000)))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -176,7 +176,7 @@ class Topic:
                     in_flight.add(message)
                     ordered.append(message)
                     continue
-            except Exception as error:
+            except Exception as error:  # of a codec, or of the function that names the key
                 self._dead_letter_unreadable(entry_id, fields, times or 1, error)
                 continue
             accepted[entry_id] = message  # an id that occurs twice in a reply is one delivery
@@ -204,7 +204,7 @@ class Topic:
             try:
                 message = self.codec.decode(unmarked(fields))
                 self.in_flight.add(message.receive(self.origin, entry_id, times, fields, valid_until), claimed=True)
-            except Exception as error:
+            except Exception as error:  # of a codec, or of the function that names the key
                 self._dead_letter_unreadable(entry_id, fields, times, error)
 
     def start_again(self, messages: Iterable[Message], times_delivered: int, valid_until: float) -> None:
@@ -259,10 +259,7 @@ class Topic:
         self.emit("messaging.illegal_transition", error=str(error))
 
     def emit(self, name: str, **details: Any) -> None:
-        try:
-            self.broker.context.observer(name, topic=self.name, group=self.group, consumer=self.consumer, **details)
-        except Exception:  # an observer must not raise; if it does, no message loses its outcome
-            log.exception("the observer failed on %s", name)
+        self.broker.context.observer(name, topic=self.name, group=self.group, consumer=self.consumer, **details)
 
 
 def _wakes_no_worker(topic: Topic) -> None:

@@ -194,9 +194,9 @@ class WorkerPool:
                             acks.append(message)
                 else:
                     await self._handle(topic, handler, message)
-            except Exception as error:
+            except Exception as error:  # of a handler
                 self.failed(topic, message, error)
-            except BaseException as error:
+            except BaseException as error:  # see ``failure_of``
                 failure = failure_of(error, task)
                 if failure is None:
                     self._worker_cancelled(topic, message, error)

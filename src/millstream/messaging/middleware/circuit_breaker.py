@@ -102,10 +102,10 @@ def circuit_breaker(
             except ignored:
                 circuit.succeeded()
                 raise
-            except Exception:
+            except Exception:  # of a handler
                 circuit.failed(now())
                 raise
-            except BaseException:
+            except BaseException:  # cancelled: says nothing about what the handler calls
                 circuit.cancelled(now())
                 raise
             circuit.succeeded()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from millstream.messaging.handler import Handler, Middleware, Output, as_messages, current_handler
 from millstream.messaging.message import Message
 from millstream.model import Observer
+from millstream.model.policies import guarded
 
 HANDLED = "messaging.handled"
 
@@ -15,6 +16,7 @@ HANDLED = "messaging.handled"
 def metrics(observer: Observer, *, now: Callable[[], float] = time.monotonic) -> Middleware:
     """Emits ``messaging.handled`` for each call, with handler, topic, group, seconds, outputs and error. ``error`` is
     empty or the name of the error's class, and never its text, which would create too many label values."""
+    observer = guarded(observer)
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:
@@ -23,7 +25,7 @@ def metrics(observer: Observer, *, now: Callable[[], float] = time.monotonic) ->
             started = now()
             try:
                 output = await handler(message)
-            except BaseException as error:
+            except BaseException as error:  # of a handler; also a cancelled call is counted
                 observer(HANDLED, **labels, seconds=now() - started, outputs=0, error=type(error).__name__)
                 raise
             observer(HANDLED, **labels, seconds=now() - started, outputs=len(as_messages(output)), error="")

@@ -39,7 +39,7 @@ def poison_queue(
                 return await handler(message)
             except RetryLater:
                 raise
-            except Exception as error:
+            except Exception as error:  # of a handler
                 if not poisons(error):
                     raise
                 running = current_handler()

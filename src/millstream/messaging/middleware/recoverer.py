@@ -21,9 +21,9 @@ def recoverer() -> Middleware:
             task = asyncio.current_task()
             try:
                 return await handler(message)
-            except Exception:
+            except Exception:  # a failure already
                 raise
-            except BaseException as error:
+            except BaseException as error:  # see ``failure_of``
                 failure = failure_of(error, task)
                 if failure is None:
                     raise

@@ -65,7 +65,7 @@ def retry(
                     raise
                 except permanent as error:
                     raise Rejected(f"{type(error).__name__}: {error}") from error
-                except Exception as error:
+                except Exception as error:  # of a handler
                     failures += 1
                     pause = backoff.delay_ms(failures, chance()) / 1000
                     too_late = limit is not None and now() - started + pause > limit

@@ -242,7 +242,7 @@ class _OverBatches:
         module, _, name = self._path.partition(":")
         try:
             function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
-        except Exception as error:
+        except Exception as error:  # a user's module can raise anything while it is imported
             raise self._final(error) from error
         return function
 
@@ -257,7 +257,7 @@ class _OverBatches:
     def _through(self, function: Callable[[Any], Any], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         try:
             yield _bounded(_as_events(function(batch.select(list(SHOWN))), batch.schema), self._stage)
-        except Exception as error:
+        except Exception as error:  # of the user's function
             if not self._keep_failures:
                 raise self._final(error) from error if self._quotes_values else None
             if batch.num_rows > 1:

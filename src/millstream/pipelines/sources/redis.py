@@ -110,6 +110,9 @@ class RedisSource(Source):
     def addresses(self) -> Iterator[RedisAddress]:
         yield self.config.address
 
+    def takes_ids_of_documents(self) -> bool:
+        return self.config.event_id == "payload"
+
     def reads_stream(self, address: RedisAddress, stream: str) -> bool:
         c = self.config
         if without_secrets(address.uri) != without_secrets(c.uri):

@@ -80,6 +80,10 @@ class Source(Part):
         """Whether entries that are written to this stream are read as events."""
         return False
 
+    def takes_ids_of_documents(self) -> bool:
+        """Whether an event is identified by the id in its document. Otherwise producers may repeat these ids."""
+        return False
+
     def secrets(self) -> Iterator[str]:
         """Other addresses that contain a password: no process of Spark may inherit them."""
         yield from ()

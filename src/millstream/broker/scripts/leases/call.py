@@ -34,6 +34,9 @@ OWNER_TTL_MS = 7 * 86_400_000
 clock.
 """
 
+FAR_LEASES = 10
+"""A lock that lasts this many times longer than usual was written before the server's clock was set back."""
+
 
 def heartbeat(
     context: Context, stream: Name, member: Name, *, lease_ms: int, owned: int, capacity: int
@@ -143,6 +146,22 @@ def lock_keys(
     commands = [(b"SET", key, arg, b"NX", b"GET", b"PX", ttl) for key in keys]
     replies = _replies_or_errors((yield Batch(commands, keys=keys, repeatable=True)))
     return [reply if isinstance(reply, MillstreamError) else reply is None or reply == arg for reply in replies]
+
+
+def limit_locks(context: Context, keys: Sequence[bytes], *, ttl_ms: int) -> Operation[None]:
+    """Limits the time to live of locks that last far longer than ``ttl_ms`` to ``ttl_ms``, whoever has them.
+
+    For processes that wait for a lock: if the server's clock was set back, the lock of a dead owner would otherwise
+    expire only when the clock has caught up. A live owner renews its lock. An owner may use a somewhat longer time.
+    """
+    ttl = count_arg(ttl_ms, "ttl_ms")
+    keys = [name_arg(key, "keys") for key in sequence(keys, "keys", "keys")]
+    if not keys:
+        return
+    lives = _replies_or_errors((yield Batch([(b"PTTL", key) for key in keys], keys=keys, repeatable=True)))
+    far = [key for key, life in zip(keys, lives, strict=True) if isinstance(life, int) and life > FAR_LEASES * ttl_ms]
+    if far:
+        _replies_or_errors((yield Batch([(b"PEXPIRE", key, ttl, b"LT") for key in far], keys=far, repeatable=True)))
 
 
 def unlock_keys(context: Context, keys: Sequence[bytes], value: Name) -> Operation[int]:

@@ -1,5 +1,5 @@
 -- Acknowledges entries of several streams: of each stream all given ones, or none.
--- KEYS     the streams: the pending lists of their groups
+-- KEYS[1], KEYS[2], ...  the streams: the pending lists of their groups
 -- ARGV     group, consumer, then for each stream: times delivered, number of ids, ids in ascending order
 -- Returns  the indexes of the streams of which none was acknowledged: the consumer does not own all of the entries with
 --          that delivery count any more, or there is an error, such as a group that does not exist
