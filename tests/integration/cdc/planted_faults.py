@@ -77,8 +77,8 @@ def acknowledged_early(plant: Plant) -> None:
             if isinstance(self._database, Postgres):
                 # The server is queried, because a position that was sent but not yet read is lost if the process is
                 # killed.
-                delivered = self._database.given
-                wait_until(lambda: slot_status(delivered.login, delivered.config.slot).confirmed >= end.position)
+                options = self._database.parsed_options
+                wait_until(lambda: slot_status(options.login, options.config.slot).confirmed >= end.position)
             (self._directory / ACKNOWLEDGED).write_text(f"{end.position}")
         return end
 
