@@ -29,7 +29,7 @@ STEPS_TO_CLOSE = 10
 R = TypeVar("R")
 
 
-def can_pass(error: BaseException) -> bool:
+def is_worth_retrying(error: BaseException) -> bool:
     """Whether trying again may help: after transient errors of the broker, and after unexpected errors. The latter are
     bugs of this package or of a driver, and a loop that ended because of one would leave its work undone."""
     if isinstance(error, MillstreamError):
@@ -48,7 +48,7 @@ async def keep_running(
     name: str,
     emit: Callable[..., Any],
     *,
-    repeats: Callable[[BaseException], bool] = can_pass,
+    repeats: Callable[[BaseException], bool] = is_worth_retrying,
 ) -> None:
     """Runs ``part`` until it returns, is cancelled, or raises an error that is not to be repeated: by default a
     permanent one."""
@@ -57,7 +57,7 @@ async def keep_running(
         began = monotonic_ms()
         try:
             return await part()
-        except Exception as error:  # of any kind: see ``can_pass``
+        except Exception as error:  # of any kind: see ``is_worth_retrying``
             if not repeats(error):
                 raise
             failures = 1 if monotonic_ms() - began > HEALTHY_MS else failures + 1
