@@ -52,7 +52,7 @@ async def test_policy_stays_declared_after_an_unexpected_error(monkeypatch: pyte
         await self._declare(self._kept["orders"])
         raise OSError("planted")
 
-    monkeypatch.setattr(Housekeeper, "_each", fails)
+    monkeypatch.setattr(Housekeeper, "_for_each_stream", fails)
     async with open_broker(f"local://{uuid4().hex}", max_stream_len=None) as broker:
         router = Router(broker, group_start="0")
         router.on("orders", group="billing", keep="1d")(handle)
