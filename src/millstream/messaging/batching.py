@@ -234,7 +234,8 @@ class TopicQueue:
         """The last try to store a batch failed, and it is being tried again."""
 
     def plain(self, durability: Durability | None) -> PlainStore:
-        return self._store_of(("plain", durability), lambda: PlainStore(self, durability))
+        store: Any = self._stores.get(durability)  # first without a closure: every plain message comes here
+        return store or self._store_of(durability, lambda: PlainStore(self, durability))
 
     def unique(self, durability: Durability | None, window_ms: int) -> UniqueStore:
         return self._store_of(("unique", durability, window_ms), lambda: UniqueStore(self, durability, window_ms))

@@ -157,30 +157,20 @@ class Publisher:
         if tracing.active is None:
             if number is not None:
                 return await self._publish_split(topic, messages, number, level, idempotency_key, delay_ms)
-            return await self._publish(topic, messages, level, idempotency_key, delay_ms)
+            stored = self._enqueue(topic, messages, level, idempotency_key, delay_ms)
+            # Another coroutine would cost every message: it is only needed for a call that waits for capacity.
+            return await (self._stored(stored) if self._waiting else stored)
         with tracing.active.publishing(topic, self._as_messages(messages)) as traced:
             if number is not None:
                 return await self._publish_split(topic, traced, number, level, idempotency_key, delay_ms)
-            return await self._publish(topic, traced, level, idempotency_key, delay_ms)
+            return await self._stored(self._enqueue(topic, traced, level, idempotency_key, delay_ms))
 
-    async def _publish(
-        self,
-        topic: str,
-        messages: Sequence[Publishable],
-        level: Durability | None,
-        key: str | None,
-        delay_ms: int | None,
-    ) -> list[EntryId | None]:
-        queue = self._queues.get(topic) or self._queue(topic)
-        if not messages:
-            return []
-        stored = self._enqueue(queue, self._as_messages(messages), level, key, delay_ms)
-        if not self._waiting or stored not in self._waiting:
-            return await stored
+    async def _stored(self, stored: asyncio.Future[Ids]) -> Ids:
+        """Waits for a call that may wait for buffer capacity. If it is cancelled, it does not wait any longer:
+        otherwise calls that time out and are repeated during an outage would pile up."""
         try:
             return await stored
         finally:
-            # Cancelled while it waited: otherwise calls that time out and are repeated during an outage would pile up.
             self._waiting.pop(stored, None)
 
     async def publish_split(
@@ -217,10 +207,7 @@ class Publisher:
         parts = {stream: [marshaled[place] for place in places] for stream, places in split.items()}
         ids: dict[int, EntryId | None] = {}
         # All parts are queued before any of them is awaited: a later call cannot overtake this one.
-        calls = [
-            self._enqueue(self._queues.get(stream) or self._queue(stream), part, level, key, delay_ms)
-            for stream, part in parts.items()
-        ]
+        calls = [self._enqueue(stream, part, level, key, delay_ms) for stream, part in parts.items()]
         try:
             answers = await asyncio.gather(*calls)
         finally:
@@ -278,26 +265,32 @@ class Publisher:
 
     def _enqueue(
         self,
-        queue: TopicQueue,
-        messages: Sequence[Message],
+        topic: str,
+        messages: Sequence[Publishable],
         level: Durability | None,
         key: str | None,
         delay_ms: int | None,
     ) -> asyncio.Future[Ids]:
         """Queues the messages, or lets them wait for buffer capacity behind earlier calls. The caller removes a waiting
         call that it gives up."""
-        weighed = [self._row(message) for message in messages]
-        size = sum([weight for _, _, weight in weighed])
+        queue = self._queues.get(topic) or self._queue(topic)
         rows: Sequence[Any]
         store: BatchStore
-        if key is None and delay_ms is None:
-            rows = [row for row, _, _ in weighed]
-            store = queue.plain(level)
+        if key is None and delay_ms is None and len(messages) == 1:  # the most frequent call
+            row, _, size = self._row(messages[0])
+            rows, store = [row], queue.plain(level)
         else:
-            key, store = self._keyed_store(queue, level, key, delay_ms)
-            rows = [(numbered(key, at), fields) for at, (_, fields, _) in enumerate(weighed)]
+            weighed = [self._row(message) for message in messages]
+            size = sum([weight for _, _, weight in weighed])
+            if key is None and delay_ms is None:
+                rows, store = [row for row, _, _ in weighed], queue.plain(level)
+            else:
+                key, store = self._keyed_store(queue, level, key, delay_ms)
+                rows = [(numbered(key, at), fields) for at, (_, fields, _) in enumerate(weighed)]
         stored = queue.promise()
-        if self._waiting or not self._take(queue, rows, size, stored, store):
+        if not rows:
+            stored.set_result([])
+        elif self._waiting or not self._take(queue, rows, size, stored, store):
             self._waiting[stored] = WaitingCall(queue, rows, size, stored, store)
         return stored
 
@@ -323,9 +316,11 @@ class Publisher:
 
     # --- buffer capacity ----------------------------------------------------------------------------------------------
 
-    def _row(self, message: Message) -> tuple[Row, dict[bytes, bytes], int]:
+    def _row(self, message: Publishable) -> tuple[Row, dict[bytes, bytes], int]:
         """The message as arguments and as fields, and its size in bytes. A message that is too large is refused here,
         so that it fails no other call of its batch."""
+        if not isinstance(message, Message):
+            message = _marshal_body(message, self._marshaler)
         fields = self._codec.encode(message)
         row: Row = []
         size = 0
