@@ -17,7 +17,7 @@ from millstream.messaging.codecs import Codec
 from millstream.messaging.consumer.capacity import ProcessCapacity, TopicCapacity
 from millstream.messaging.consumer.in_flight import IllegalTransition, InFlight
 from millstream.messaging.errors import Undecodable
-from millstream.messaging.failure import OF, is_for, unmarked
+from millstream.messaging.failure import GROUP, OF, is_for, unmarked
 from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message, Origin
 from millstream.messaging.outcome import ACKED, DeadLetterOutcome
@@ -162,11 +162,14 @@ class Topic:
                 in_flight.refresh_delivery(entry_id, times or 1, valid_until)
                 continue
             assert fields is not None
-            if OF in fields and not is_for(fields, to_bytes(self.group)):
-                self._skip(entry_id, fields, times or 1)
-                continue
+            written = fields
+            if OF in fields or GROUP in fields:  # a replayed dead letter
+                if OF in fields and not is_for(fields, to_bytes(self.group)):
+                    self._skip(entry_id, fields, times or 1)
+                    continue
+                written = unmarked(fields)
             try:
-                message = decode(unmarked(fields))
+                message = decode(written)
                 # ``Message.receive`` in plain stores: every call here is paid by every message.
                 message._origin = origin
                 message.id = entry_id
