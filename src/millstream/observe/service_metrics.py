@@ -125,7 +125,12 @@ MEANINGS: Mapping[str, tuple[Meaning, ...]] = {
         Count("illegal_transitions_total", "Entries dropped because of a bug in the consumer; delivered again.", READ),
     ),
     "messaging.ack_refused": (
-        Count("acks_refused_total", "Acknowledgements after another consumer claimed the entry.", READ, "entries"),
+        Count(
+            "acks_refused_total",
+            "Acknowledgements of entries that were claimed by then, or acknowledged by an attempt without a reply.",
+            READ,
+            "entries",
+        ),
     ),
     "messaging.consumer_shared": (
         Count("consumer_names_shared_total", "Times that another process used the same consumer name.", READ),

@@ -7,6 +7,7 @@ what a worker counted between its last report and its death by SIGKILL is missin
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -80,8 +81,8 @@ class Fleet:
         self._workers = {number: WorkerStatus(number) for number in range(1, processes + 1)}
         self._families: dict[str, tuple[str, str]] = {}
         """The kind and the help text of each metric."""
-        self._past: dict[SampleKey, float] = {}
-        """Counts of workers that have ended."""
+        self._past: dict[SampleKey, list[float]] = {}
+        """Counts of workers that have ended, each as an exact sum (``_add_exactly``)."""
         self._known: set[SampleKey] = set()
         """The series that are not counted under ``(other)``."""
         self._topics: dict[str, None] = {}
@@ -119,7 +120,10 @@ class Fleet:
                 self._families.setdefault(name, (kind, text))
                 for sample, labels, value in samples:
                     key = SampleKey(name, sample, tuple(labels.items()))
-                    worker.samples[key] = float(value)
+                    reading = float(value)
+                    if kind in _ADDED_UP and not math.isfinite(reading):
+                        continue  # it would stay in the sum
+                    worker.samples[key] = reading
                     self._series(key)
         except (KeyError, TypeError, ValueError, AttributeError):
             return
@@ -146,8 +150,7 @@ class Fleet:
         worker.deaths += died
         for reported, value in worker.samples.items():
             if self._families[reported.family][0] in _ADDED_UP:
-                key = self._series(reported)
-                self._past[key] = self._past.get(key, 0.0) + value
+                _add_exactly(self._past.setdefault(self._series(reported), []), value)
         worker.samples = {}
 
     def start_failed(self, number: int) -> None:
@@ -220,17 +223,18 @@ class Fleet:
 
     def families(self) -> Iterator[tuple[str, str, str, list[tuple[SampleKey, float]]]]:
         """Name, kind, help text and aggregated samples of every metric that workers reported."""
-        totals: dict[str, dict[SampleKey, float]] = {name: {} for name in self._families}
-        for samples in (self._past, *(worker.samples for worker in self._workers.values())):
-            for reported, value in samples.items():
+        readings: dict[str, dict[SampleKey, list[float]]] = {name: {} for name in self._families}
+        for past, values in self._past.items():
+            readings[past.family][past] = values.copy()
+        for worker in self._workers.values():
+            for reported, value in worker.samples.items():
                 key = self._series(reported)
-                family = totals[key.family]
-                if key.family in HIGHEST_OF_WORKERS:
-                    family[key] = max(value, family.get(key, value))
-                else:
-                    family[key] = value + family.get(key, 0.0)
+                readings[key.family].setdefault(key, []).append(value)
         for name, (kind, text) in sorted(self._families.items()):
-            yield name, kind, text, [(key, totals[name][key]) for key in _in_order(totals[name])]
+            # fsum rounds once, so a sum does not depend on which worker counted what, and grows with each of its parts.
+            total = max if name in HIGHEST_OF_WORKERS else math.fsum if kind in _ADDED_UP else sum
+            family = readings[name]
+            yield name, kind, text, [(key, total(family[key])) for key in _in_order(family)]
 
 
 def fleet_collector(processes: int) -> Collector:
@@ -238,6 +242,21 @@ def fleet_collector(processes: int) -> Collector:
     from millstream.runner.fleet_metrics import FleetCollector
 
     return FleetCollector(Fleet(processes))
+
+
+def _add_exactly(partials: list[float], value: float) -> None:
+    """Adds to an exact sum, which is kept as floats without common digits (Shewchuk's algorithm, as in ``math.fsum``).
+
+    With a rounded sum, ``/metrics`` would show a counter that decreases by its last digit when a worker has ended.
+    """
+    used = 0
+    for partial in partials:
+        larger, smaller = (value, partial) if abs(value) > abs(partial) else (partial, value)
+        value = larger + smaller
+        if lost := smaller - (value - larger):
+            partials[used] = lost
+            used += 1
+    partials[used:] = [value]
 
 
 def _in_order(keys: Iterable[SampleKey]) -> list[SampleKey]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -73,6 +74,43 @@ def test_counter_keeps_what_a_dead_worker_counted_and_its_gauges_end() -> None:
     assert series(fleet, "millstream_messages_acked_total")[0].endswith(" 13.0")
     assert 'millstream_worker_starts_total{worker="1"} 2.0' in exposition(fleet)
     assert 'millstream_worker_deaths_total{worker="1"} 1.0' in exposition(fleet)
+
+
+def test_counter_of_seconds_does_not_decrease_when_a_worker_ends() -> None:
+    """Floats that are added in another order give another sum. Prometheus takes any decrease for a restart from zero,
+    and counts everything again."""
+    random = Random(1)
+    fleet = Fleet(3, now=ManualTime())
+
+    def seconds(value: float) -> list[Any]:
+        name = "millstream_outage_seconds"
+        return [name, "counter", "Text.", [[f"{name}_total", {}, value]]]
+
+    def total() -> float:
+        [line] = series(fleet, "millstream_outage_seconds_total")
+        return float(line.split(" ")[1])
+
+    counted = 0.0
+    for _ in range(300):
+        for number in (1, 2, 3):
+            fleet.worker_started(number, 1000 + number)
+            fleet.worker_reported(number, report(families=[seconds(random.uniform(0, 10))]))
+        for number in (3, 2, 1):
+            before = total()
+            assert before >= counted
+            fleet.worker_ended(number, died=True)
+            counted = total()
+            assert counted == before
+
+
+def test_report_with_an_infinite_counter_leaves_the_sums_readable() -> None:
+    fleet = two_workers()
+    fleet.worker_reported(1, report(families=[acked(5)]))
+    for value in (float("inf"), float("-inf"), float("nan")):
+        fleet.worker_reported(2, report(families=[acked(value), gauge(value)]))
+        assert series(fleet, "millstream_messages_acked_total")[0].endswith(" 5.0")
+        fleet.worker_ended(2, died=True)
+    assert series(fleet, "millstream_messages_acked_total")[0].endswith(" 5.0")
 
 
 def test_histograms_are_summed_bucket_by_bucket_in_order() -> None:
