@@ -3,7 +3,7 @@
 Names and payloads are untrusted. So every value in a template passes ``printable`` and is then escaped, without any
 markup in the template. Charts are elements from numbers only.
 
-A stream's name may hold any byte, but a URL may not. So names are percent-encoded to ASCII in links, forms and events.
+A stream's name may hold any byte, but a URL may not. So names are encoded to ASCII in links, forms and events.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ MAX_PARAMETER_LENGTH = 8_000
 MAX_PARAMETERS = 1_100
 """A form has one parameter for each selected dead letter."""
 _READABLE = "/:{}@,;!*()$"
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 def encode_name(name: str) -> str:
-    """Percent-encode a name for use as a parameter's value."""
-    return quote(to_bytes(name), safe=_READABLE)
+    """Encode a name as printable ASCII, for use as a parameter's value in ``address``, in forms and in events.
+
+    Printable ASCII is kept, except the percent sign: ``address`` encodes it for the URL, once.
+    """
+    return quote(to_bytes(name), safe=_PRINTABLE)
 
 
 def decode_name(encoded: str) -> str:
@@ -163,9 +167,14 @@ def bars(batches: Sequence[BatchBar]) -> Markup:
     first, last = batches[0], batches[-1]
     return Markup(
         '<svg class="bars" viewBox="0 0 300 60" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
-        '<p class="axis">Batches {} to {}; the longest took {}.</p>'
+        '<p class="axis">Batches {} to {}; the longest took {}.{}</p>'
     ).format(
-        f"How long the last {len(batches)} batches took", Markup("").join(elements), first.id, last.id, duration(top)
+        f"How long the last {len(batches)} batches took",
+        Markup("").join(elements),
+        first.id,
+        last.id,
+        duration(top),
+        " The batch in another colour is not committed yet." if any(batch.ms is None for batch in batches) else "",
     )
 
 

@@ -229,12 +229,18 @@ class RecoveryChapter(Chapter):
         """The others were in flight in one crash: they run in parallel once more, counted before they start."""
         await publisher.publish(topic, *numbered(30))
         await abandon(broker, topic, "dead", count=30, times=times)
+        all_at_work = asyncio.Event()
 
         async def wait(message: Message) -> None:
-            await asyncio.sleep(0.001 if at_a_time == 1 else 0.1)
+            if at_a_time == 1:
+                await asyncio.sleep(0.001)  # another one could start meanwhile
+            else:
+                await all_at_work.wait()
 
         recorder = RecordingHandler(wait)
         async with running(broker, topic, recorder):
+            await eventually(lambda: recorder.max_running == at_a_time, what="as many as may run")
+            all_at_work.set()
             await recorder.have(30)
             await nothing_pending(broker, topic)
         assert recorder.max_running == at_a_time

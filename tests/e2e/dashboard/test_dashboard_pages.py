@@ -258,8 +258,7 @@ def member(url: str, name: str) -> Iterator[None]:
                     pass
 
             listening = asyncio.ensure_future(listen())
-            while not leaving.is_set():
-                await asyncio.sleep(0.02)
+            await asyncio.to_thread(leaving.wait)
             await client.close()
             await listening
 
@@ -372,3 +371,19 @@ def test_dead_letters_can_be_used_on_a_narrow_screen(page: Page, dashboard: Runn
     assert height < 60 * 110, f"{height} px for 60 dead letters"
     page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight / 2)")
     expect(page.get_by_role("button", name="Replay selected")).to_be_in_viewport()
+
+
+def test_long_errors_do_not_lengthen_the_dead_letters_on_a_narrow_screen(page: Page, dashboard: Running) -> None:
+    for number in range(30):
+        text = f"order {number} cannot be paid: " + "x" * 400
+        fields = {"payload": "1", "dlq.error_type": "ValueError", "dlq.error": text, "dlq.group": "billing"}
+        dashboard.broker.xadd(DLQ, {**fields, "dlq.original_stream": ORDERS, "dlq.original_id": f"1-{number}"})
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"/dead-letters?dlq={DLQ}")
+    expect(page.get_by_role("link", name="Replay").first).to_be_in_viewport(ratio=1)
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height < 30 * 110 + 800, f"{height} px for 30 dead letters"
+    edges = page.evaluate(
+        """() => ["td.actions", ".scroll"].map((one) => document.querySelector(one).getBoundingClientRect().right)"""
+    )
+    assert abs(edges[0] - edges[1]) < 2, "no text shows beside the buttons"

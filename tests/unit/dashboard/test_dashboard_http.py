@@ -299,6 +299,17 @@ async def test_findings_show_their_time(broker: Broker) -> None:
     assert re.search(r"As of \d\d:\d\d:\d\d", page)
 
 
+@pytest.mark.parametrize("path", ["/", "/stream?name=orders", "/dead-letters"])
+async def test_pages_with_curves_have_a_legend(broker: Broker, path: str) -> None:
+    await broker.xadd("{orders}.dlq", {"a": "1"})
+    await broker.xadd("orders", {"a": "1"})
+    await broker.create_group("orders", "billing", start="0")
+    async with dashboard() as shown, client(shown) as http:
+        await http.get("/")
+        await eventually(lambda: bool(shown.stats.rows), what="the streams are read")
+        assert "from 0 to its highest value" in (await http.get(path)).text
+
+
 async def test_unexpected_error_of_one_page_does_not_end_the_connection_of_all_pages(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,7 +351,8 @@ async def test_reader_ends_when_the_last_leave_overlaps_a_join(broker: Broker, m
     assert second is not None
     tails.leave("orders", second)
     assert [task for task in asyncio.all_tasks() if task.get_name() == "millstream dashboard tail"] != []
-    async with asyncio.timeout(10):
-        while any(task.get_name() == "millstream dashboard tail" for task in asyncio.all_tasks()):
-            await asyncio.sleep(0.01)
+    await eventually(
+        lambda: all(task.get_name() != "millstream dashboard tail" for task in asyncio.all_tasks()),
+        what="the end of the reader",
+    )
     await tails.close()

@@ -152,6 +152,12 @@ def test_any_name_survives_encoding_in_a_url(raw: bytes) -> None:
     assert decode_name(encode_name(name)) == name
 
 
+def test_text_in_a_url_is_encoded_once() -> None:
+    transport = address("/dead-letters", [("like", encode_name('order # can\'t be paid: "late" & 100%'))])
+    assert transport == "/dead-letters?like=order+%23+can%27t+be+paid:+%22late%22+%26+100%2525"
+    assert Query(transport.partition("?")[2]).name("like") == 'order # can\'t be paid: "late" & 100%'
+
+
 def test_plain_names_stay_readable_in_urls() -> None:
     assert address("/stream", [("name", encode_name("{demo}.orders:1"))]) == "/stream?name={demo}.orders:1"
 
