@@ -53,6 +53,28 @@ async def test_malformed_owner_record_affects_its_partition_only(
     assert len(logged) == 1
 
 
+async def test_owned_stream_whose_record_becomes_malformed_is_not_reported_as_taken_over(
+    broker_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = companion_key("{orders.p0}.for:g", "owner")
+    async with open_broker(broker_url) as broker:
+        router = Router(broker, group_start="0", block_ms=200)
+
+        @router.on("orders", group="g", partitions=1)
+        async def handle(message: Message) -> None: ...
+
+        async with router:
+            reader = router._subscribers[0][1]
+            assert isinstance(reader, PartitionedSubscriber)
+            await eventually(lambda: reader.streams, what="the partition to be owned")
+            await broker.transport.call(Command((b"SET", record, b"garbage"), record))
+            await eventually(lambda: not reader.streams, what="the record to be noticed")
+            await broker.delete(record)
+    messages = [one.getMessage() for one in caplog.records if one.name == "millstream.assignment.ownership"]
+    assert [text for text in messages if "garbage" in text]
+    assert not [text for text in messages if "taken over" in text]
+
+
 @pytest.mark.parametrize("row", [b"notanumber x y", b"", b"9999999999999 x 5"])
 async def test_malformed_member_row_is_ignored(row: bytes, broker_url: str, caplog: pytest.LogCaptureFixture) -> None:
     handled: set[bytes] = set()

@@ -248,8 +248,8 @@ class Ownership:
                 continue  # no member takes it while this one sends heartbeats; the next round tries again
             if record != lease.fence.record:
                 self._disown(lease)
-                self._check_namesake(lease, record)
-                (vanished if record is None else taken_over).append(lease)
+                if self._check_record(lease, record):
+                    (vanished if record is None else taken_over).append(lease)
             elif lease.run != self.run:
                 unverified.append(lease)
             elif self.settings.go_locks and lock is None:
@@ -274,15 +274,16 @@ class Ownership:
             await self._repair_announcements()
         self._emit("assignment.renewed", leases=len(leases), seconds=time.perf_counter() - began)
 
-    def _check_namesake(self, lease: Lease, record: bytes | None) -> None:
-        """Logs a token under the name of this member that this member did not take: another process uses the name."""
+    def _check_record(self, lease: Lease, record: bytes | None) -> bool:
+        """Whether a member can have written the record. Logs a token under the name of this member that this member did
+        not take: another process uses the name."""
         taken_here = lease.stream in self._unconfirmed
         self._unconfirmed.discard(lease.stream)
         try:
             owner = OwnerRecord.parse(record).member
         except MalformedOwnerRecord as error:
             self._report_unanswered(lease.stream, error)
-            return
+            return False
         if owner == self.name and not taken_here and not self._namesake_logged:
             self._namesake_logged = True
             log.error(
@@ -290,6 +291,7 @@ class Ownership:
                 "other's streams repeatedly. Give each process its own member name, or none.",
                 *(self.stream, self.name, lease.stream),
             )
+        return True
 
     def _report_unanswered(self, stream: str, error: object) -> None:
         """Reports the error of one stream while other streams were renewed. The next round tries again."""

@@ -43,11 +43,12 @@ async def announce_streams(
     if await _without_owner(broker, balancer, set(streams) - announced):
         # Processes that start at the same time would each announce every partition.
         lock, holder = companion_key(balancer, "announcing"), token_hex(8)
-        # The lock is on the server, so its release cannot set an asyncio.Event.
-        while await broker.run(leases.lock_keys, [lock], holder, ttl_ms=LOCK_MS) != [True]:
-            await broker.run(leases.limit_locks, [lock], ttl_ms=LOCK_MS)
-            await asyncio.sleep(LOCK_RETRY_S)
         try:
+            # The lock is on the server, so its release cannot set an asyncio.Event. Inside ``try``, because the server
+            # may have executed a request that is cancelled before its reply.
+            while await broker.run(leases.lock_keys, [lock], holder, ttl_ms=LOCK_MS) != [True]:
+                await broker.run(leases.limit_locks, [lock], ttl_ms=LOCK_MS)
+                await asyncio.sleep(LOCK_RETRY_S)
             announced = await announced_streams(broker, balancer)
             missing = await _without_owner(broker, balancer, set(streams) - announced)
             announcements = [Announcement(name, info) for name in streams if name in missing]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,29 @@ class GoneChapter(Chapter):
             go_on.set()
             await eventually(lambda: "messaging.ack_refused" in events)
         assert (await broker.xpending(topic, "g")).count == 0
+
+    async def test_entry_trimmed_while_it_waits_here_is_handled_and_not_reported_as_lost(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """This consumer has received it, and no other consumer can claim it."""
+        await publisher.publish(topic, *numbered(3))
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            await go_on.wait()
+
+        events, seen = EventLog(), Seen(wait)
+        options: dict[str, Any] = {"claim_min_idle_ms": 600, "ordered_by_key": lambda message: "one key"}
+        async with running(events.observe(broker), topic, seen, **options):
+            await seen.have(1)
+            await broker.xdel(topic, [entry.id for entry in await broker.xrange(topic, count=2)])
+            await eventually(lambda: sum(events.all("messaging.entries_gone", "entries")) == 2)
+            await asyncio.sleep(0.5)  # further heartbeats
+            go_on.set()
+            await seen.have(3)
+            await nothing_pending(broker, topic)
+        assert seen.payloads == [b"0", b"1", b"2"]
+        assert "messaging.lost" not in events
 
     async def test_entry_trimmed_before_it_is_counted_is_reported_and_handled_once_more(
         self, broker: Broker, publisher: Publisher, topic: str

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
 from millstream import open_broker
 from millstream.assignment import AssignmentClient
 from millstream.assignment import subscriber as subscriber_module
+from millstream.assignment.partitions import announce_streams
+from millstream.broker import companion_key
+from millstream.broker.scripts import leases
 from millstream.errors import BrokerUnavailable
 from millstream.messaging import Message, Router
 from millstream.messaging.supervision import keep_running
@@ -19,6 +23,26 @@ from support.virtual_time import run_in_virtual_time
 
 async def handle(message: Message) -> None:
     """Receives all notifications."""
+
+
+async def test_announcing_that_is_cancelled_as_it_takes_its_lock_releases_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has executed the request whose reply was not awaited. Other processes would wait for the lock to
+    expire."""
+    async with open_broker("local://") as broker:
+        run = broker.run
+
+        async def cancelled_after_lock(operation: Any, *args: Any, **options: Any) -> Any:
+            reply = await run(operation, *args, **options)
+            if operation is leases.lock_keys:
+                announcing.cancel()
+                await asyncio.sleep(0)
+            return reply
+
+        monkeypatch.setattr(broker, "run", cancelled_after_lock)
+        announcing = asyncio.create_task(announce_streams(broker, "svc-input", ["a"], {}))
+        with pytest.raises(asyncio.CancelledError):
+            await announcing
+        assert await broker.get(companion_key("svc-input", "announcing")) is None
 
 
 @pytest.mark.parametrize("server", ["answers", "is away"])

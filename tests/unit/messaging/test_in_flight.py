@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -153,6 +154,22 @@ def test_a_lost_entry_is_not_started_and_a_running_one_stays_until_its_handler_e
     assert in_flight.refresh_delivery(EntryId(1), 4, 19.0)
     assert (in_flight.in_state(State.LOST), running.times_delivered) == ([], 4)
     assert not in_flight.refresh_delivery(EntryId(3), 4, 19.0)
+
+
+def test_deleted_entries_need_no_heartbeat_cannot_be_lost_and_start_unless_nothing_may() -> None:
+    in_flight = table(*(message(n) for n in (1, 2, 3, 4)))
+    take(in_flight)
+    assert in_flight.take(20.0) is None, "nothing is certain any more"
+    in_flight.mark_gone(ids(1, 2, 3, 9))
+    assert in_flight.heartbeat_ids() == {1: ids(4)}
+    assert in_flight.can_be_lost(ids(1, 2, 3, 4), 1) == set(ids(4))
+    in_flight.requeue_verified(20.0)
+    assert ready(in_flight) == [2, 3]
+    assert numbers([take(in_flight, 1e12)]) == [2]
+    assert in_flight.take(math.inf) is None, "the lease of the stream is not certain"
+    in_flight.release(ids(1, 2, 3))
+    in_flight.add(message(1))
+    assert in_flight.heartbeat_ids() == {1: ids(4, 1)}
 
 
 def test_a_reply_that_is_older_than_what_is_known_changes_nothing() -> None:

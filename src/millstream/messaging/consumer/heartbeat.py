@@ -136,6 +136,7 @@ class Heartbeat:
             topic.in_flight.mark_lost(topic.in_flight.can_be_lost(lost, times))
             self._released(topic, ())
         topic.in_flight.confirm(topic.valid_until(asked_at), (entry_id for entry_id in ids if entry_id not in refused))
+        topic.in_flight.mark_gone(reply.gone)
 
     async def _failed(self, topic: Topic, error: MillstreamError, incarnation: int) -> None:
         self._set_due(topic, monotonic_ms() + VERIFY_AGAIN_MS)

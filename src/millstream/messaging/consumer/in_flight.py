@@ -22,6 +22,7 @@ Rules:
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
@@ -176,6 +177,9 @@ _LOST_BY_HEARTBEAT = frozenset(
     state for state, row in TRANSITIONS.items() if row.get(Event.MARK_LOST) not in (None, state, EXPIRED)
 )
 
+ALWAYS = sys.float_info.max
+"""Until when the ownership of a deleted entry is certain. Less than infinity, at which nothing is certain: with it
+``take`` starts nothing."""
 MAX_SHARED_DELIVERIES = 1
 """A claimed entry with more deliveries than this was redelivered before, and is isolated."""
 
@@ -201,6 +205,7 @@ class InFlight:
         "_claimed_queue",
         "_delayed",
         "_entries",
+        "_gone",
         "_isolated",
         "_isolated_queue",
         "_key_of",
@@ -245,6 +250,8 @@ class InFlight:
         self._key_queues: dict[str, deque[Message]] = {}
         """Messages of one key in order. The first one may start."""
         self._keys: dict[EntryId, str] = {}
+        self._gone: set[EntryId] = set()
+        """Entries that were deleted from the stream: they are not pending, and no consumer can claim them."""
         self._outputs: dict[EntryId, int] = {}
         self.weight = 0
         """Bytes of all payloads in flight."""
@@ -311,7 +318,10 @@ class InFlight:
 
     def heartbeat_ids(self) -> dict[int, list[EntryId]]:
         """The entries that heartbeats keep owned, by delivery count. Also called by the thread of a blocked loop."""
-        return ids_by_count(m for m in list(self._entries.values()) if m._state not in _WITHOUT_HEARTBEAT)
+        gone = self._gone
+        return ids_by_count(
+            m for m in list(self._entries.values()) if m._state not in _WITHOUT_HEARTBEAT and m.id not in gone
+        )
 
     def return_counts(self, state: State | None = None) -> list[tuple[Message, int]]:
         """All entries, or those in one state, each with the delivery count to return it to the group with."""
@@ -420,6 +430,15 @@ class InFlight:
             message = entries.get(entry_id)
             if message is not None:
                 message.valid_until = valid_until
+
+    def mark_gone(self, ids: Iterable[EntryId]) -> None:
+        """Records that these entries were deleted from the stream. Their messages are in memory and are handled,
+        because no other consumer can: they need no heartbeats, and their ownership stays certain."""
+        for entry_id in ids:
+            message = self._entries.get(entry_id)
+            if message is not None:
+                message.valid_until = ALWAYS
+                self._gone.add(entry_id)
 
     def requeue_verified(self, now: float) -> None:
         """Unverified entries whose ownership is certain at ``now`` start before those that came later."""
@@ -542,12 +561,14 @@ class InFlight:
 
     def can_be_lost(self, ids: Iterable[EntryId], times: int) -> set[EntryId]:
         """Those of the ids that another consumer has claimed, if a heartbeat with this delivery count was refused for
-        them. The other ids are settled, already lost, or being counted, which also makes the broker refuse the old
-        count."""
+        them. The other ids are settled, already lost, deleted, or being counted, which also makes the broker refuse
+        the old count."""
         lost = set()
         for entry_id in ids:
             message = self._entries.get(entry_id)
-            if message is not None and message.times_delivered == times and message._state in _LOST_BY_HEARTBEAT:
+            if message is None or entry_id in self._gone:
+                continue
+            if message.times_delivered == times and message._state in _LOST_BY_HEARTBEAT:
                 lost.add(entry_id)
         return lost
 
@@ -624,6 +645,8 @@ class InFlight:
         if self._delayed:
             for entry_id in ids:
                 self._delayed.pop(entry_id, None)
+        if self._gone:
+            self._gone.difference_update(ids)
         if self._keys:
             for entry_id in ids:
                 following = self._leave_key_queue(entry_id)

@@ -198,10 +198,14 @@ class Reclaimer:
         return list(zip(groups, replies, strict=True))
 
     async def _look_failed(self, group: Sequence[Topic], error: MillstreamError) -> None:
-        if not error.retryable and not isinstance(error, BrokerClosed):
-            self._set_alone(group, error)
         for topic in group:
             await self._failed(topic, error, self._membership.incarnation(topic))
+        if not error.retryable:
+            self._set_alone(group, error)
+            now = monotonic_ms()
+            for topic in group:
+                if (visited := self._topics.get(topic)) is not None:
+                    visited.visit_at_ms = now + interval_ms(topic)  # a repetition at once would fail too
 
     def _set_alone(self, group: Sequence[Topic], error: MillstreamError | None) -> None:
         """Its error must not cost the other topics anything. It is logged once, until a visit succeeds."""

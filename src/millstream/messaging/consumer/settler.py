@@ -464,6 +464,7 @@ class Settler:
         refused = set(answer.refused)
         counted = [message for message in messages if message.id not in refused] if refused else messages
         topic.start_again(counted, times + 1, topic.valid_until(asked_at))
+        topic.in_flight.mark_gone(answer.gone)
         if refused:
             await self._refused(topic, answer, incarnation)
             uncounted = [message for message in messages if message.id in refused]
