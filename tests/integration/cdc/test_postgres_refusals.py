@@ -52,6 +52,36 @@ def test_user_without_replication_attribute_is_refused_with_the_command(
     assert f"ALTER ROLE {role} REPLICATION" in refused(follower)
 
 
+@pytest.mark.parametrize("enabled", ["before the start", "during the snapshot"])
+def test_table_whose_policies_hide_rows_is_refused(postgres: PostgresDatabase, tmp_path: Path, enabled: str) -> None:
+    role = f"reader_{postgres.name}"
+    policies = (
+        "ALTER TABLE orders ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY own ON orders USING (note = 'a')",
+    )
+    postgres.execute(
+        *(ORDERS, "INSERT INTO orders VALUES (1, 'a'), (2, 'b')", "CREATE PUBLICATION pub FOR TABLE orders"),
+        *(f"CREATE ROLE {role} LOGIN REPLICATION", f"GRANT SELECT ON orders TO {role}"),
+    )
+    dsn = postgres.dsn.replace("//postgres@", f"//{role}@")
+    follower = Follower(postgres, tmp_path / "segments", tables="orders", dsn=dsn)
+    postgres.execute(f"SELECT pg_create_logical_replication_slot('{follower.options['slot']}', 'pgoutput')")
+    try:
+        if enabled == "before the start":
+            postgres.execute(*policies)
+            assert f"ALTER ROLE {role} BYPASSRLS" in refused(follower)
+        else:
+            assert follower.plan()
+            postgres.execute(*policies)
+            with pytest.raises(SourceRefused, match="row-level security"):
+                follower.read()
+        postgres.execute(f"ALTER ROLE {role} BYPASSRLS")
+        assert [event["key"] for event in follower.drain()] == ['{"id":1}', '{"id":2}']
+    finally:
+        follower.stop()
+        postgres.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
 def test_table_without_a_key_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
     postgres.execute("CREATE TABLE log (line text)", "CREATE TABLE none (id int PRIMARY KEY)")
     postgres.execute("ALTER TABLE none REPLICA IDENTITY NOTHING")

@@ -256,6 +256,12 @@ def is_key_deferrable(connection: Connection, table: int) -> bool:
     )
 
 
+def hides_rows(connection: Connection, table: int) -> bool:
+    """Whether a policy of row-level security applies to this user."""
+    [(is_active,)] = connection.execute("SELECT row_security_active(%s::oid)", (table,)).fetchall()
+    return bool(is_active)
+
+
 def columns_of(connection: Connection, table: int) -> list[TableColumn]:
     return [TableColumn(*row) for row in connection.execute(_COLUMNS, (table,)).fetchall()]
 

@@ -81,6 +81,7 @@ def _check(connection: Connection, config: SlotConfig, *, resuming: bool) -> tup
         config.tables, lambda pattern: any(catalog.matches(table.schema, table.name, [pattern]) for table in tables)
     )
     problems += _without_key(connection, tables)
+    problems += _with_hidden_rows(connection, tables)
     for table in tables:
         problems += excluded_key_problems(table.full_name, catalog.key_of(connection, table.oid), config.exclude)
     columns = {table.full_name: catalog.column_names(connection, table.oid) for table in tables if config.exclude}
@@ -136,6 +137,17 @@ def _without_key(connection: Connection, tables: Sequence[FollowedTable]) -> lis
             advice = "Choose a different unique index with REPLICA IDENTITY USING INDEX"
             problems.append(f"{table.full_name}: {why}. {advice}, or remove it from tables.")
     return problems
+
+
+def _with_hidden_rows(connection: Connection, tables: Sequence[FollowedTable]) -> list[str]:
+    hidden = [table.full_name for table in tables if catalog.hides_rows(connection, table.oid)]
+    if not hidden:
+        return []
+    [(user,)] = connection.execute("SELECT quote_ident(current_user)").fetchall()
+    return [
+        f"{', '.join(hidden)}: row-level security may hide rows from the user, and a snapshot would lack them. "
+        f"Run: ALTER ROLE {user} BYPASSRLS"
+    ]
 
 
 def _unsuitable_publication(
