@@ -129,6 +129,8 @@ class Postgres:
             for followed, change in relation_changes(relation, name, identities).items():
                 on_table(followed, change)
             if not catalog.matches(relation.schema, relation.table, g.config.tables):
+                with g.login.connect() as connection:
+                    preparation.refuse_partition_with_other_key(connection, relation, g.config.tables)
                 return None
             on_table(name, None)
             with g.login.connect() as connection:
