@@ -28,6 +28,7 @@ as in an old row of which only the key is logged."""
 
 _SPECIAL = ("NaN", "Infinity", "-Infinity")
 _DECIMAL = re.compile(r"decimal\((\d{1,2})\)")
+_DECIMAL_DIGITS = 38
 
 
 class ValueSlices(NamedTuple):
@@ -54,7 +55,7 @@ class NumericAs:
         if text in ("text", "double"):
             return cls(text)  # type: ignore[arg-type]  # one of the two
         match = _DECIMAL.fullmatch(text)
-        return cls("decimal", int(match[1])) if match and int(match[1]) <= 38 else None
+        return cls("decimal", int(match[1])) if match and int(match[1]) <= _DECIMAL_DIGITS else None
 
 
 NUMERIC_AS_TEXT = NumericAs()
@@ -120,11 +121,17 @@ def _numeric(values: pa.Array, numeric: NumericAs) -> pa.Array:
     if numeric.form == "double":
         # The digits are copied: the text is a valid JSON number, and the reader decides how many digits it keeps.
         return _number_or_text(values, values)
-    # Values that do not fit the scale, NaN and infinities stay text. This is decided per row.
-    behind = f"(\\.[0-9]{{1,{numeric.scale}}})?" if numeric.scale else ""
-    fits = pc.match_substring_regex(values, f"^-?[0-9]{{1,{38 - numeric.scale}}}{behind}$")
-    scaled = pc.if_else(fits, values, None).cast(pa.decimal128(38, numeric.scale)).cast(pa.string())
-    return pc.if_else(fits, scaled, quoted(values))
+    # Values that do not fit the scale or 38 digits, NaN and infinities stay text. Digits are copied: Arrow's decimals
+    # would write small numbers with an exponent.
+    scale = numeric.scale
+    whole = "0" if scale == _DECIMAL_DIGITS else f"[0-9]{{1,{_DECIMAL_DIGITS - scale}}}"
+    fraction = rf"(?:\.(?P<fraction>[0-9]{{1,{scale}}}))?" if scale else ""
+    parts = pc.extract_regex(values, f"^(?P<whole>-?{whole}){fraction}$")
+    digits = pc.struct_field(parts, "whole")
+    if scale:
+        padded = pc.utf8_rpad(pc.struct_field(parts, "fraction"), width=scale, padding="0")
+        digits = pc.binary_join_element_wise(digits, padded, ".")
+    return pc.if_else(pc.is_valid(parts), digits, quoted(values))
 
 
 _ESCAPES = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}

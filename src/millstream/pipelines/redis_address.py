@@ -118,6 +118,17 @@ def without_secrets(uri: str) -> str:
     return _PASSWORDS.sub("", _USERINFO.sub("", uri))
 
 
+def database_at(uri: str) -> str:
+    """The database that a URI names, equal for different spellings of the same one: with and without the default port
+    or database, user and password. Only for comparisons."""
+    plain = without_secrets(uri)
+    parts = urlsplit(plain)
+    if parts.scheme not in ("redis", "rediss") or parts.query or parts.hostname is None:
+        return plain
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    return f"{parts.scheme}://{host}:{parts.port or 6379}/{parts.path.strip('/') or '0'}"
+
+
 def has_secret(uri: str) -> bool:
     parts = urlsplit(uri)
     return parts.password is not None or "password=" in parts.query

@@ -129,3 +129,22 @@ def test_statements_are_matched_case_insensitively_if_the_server_does(tmp_path: 
         with pytest.raises(TableChanged, match="orders"):
             follower.drain()
         follower.stop()
+
+
+def test_statements_of_a_client_with_another_character_set_concern_the_right_table(
+    mariadb: MariadbDatabase, tmp_path: Path
+) -> None:
+    """The bytes of one name in latin1 are those of another name in UTF-8."""
+    mariadb.execute("CREATE TABLE `\u00c3\u00a4` (id int PRIMARY KEY)", "INSERT INTO `\u00c3\u00a4` VALUES (1)")
+    follower = Follower(mariadb, tmp_path / "segments", tables="*")
+    assert len(follower.drain()) == 1
+    with mariadb.connect() as client, client.cursor() as cursor:
+        cursor.execute("SET NAMES latin1")
+        cursor.execute(b"TRUNCATE TABLE `\xc3\xa4`")
+        cursor.execute(b"CREATE TABLE `\xe4` (id int PRIMARY KEY)")
+        cursor.execute(b"DROP TABLE `\xe4`")
+    assert [(event["op"], event["table"]) for event in follower.drain()] == [
+        ("t", "\u00c3\u00a4"),
+        ("t", "\u00e4"),
+    ]
+    follower.stop()

@@ -52,6 +52,36 @@ def test_user_without_replication_attribute_is_refused_with_the_command(
     assert f"ALTER ROLE {role} REPLICATION" in refused(follower)
 
 
+@pytest.mark.parametrize("enabled", ["before the start", "during the snapshot"])
+def test_table_whose_policies_hide_rows_is_refused(postgres: PostgresDatabase, tmp_path: Path, enabled: str) -> None:
+    role = f"reader_{postgres.name}"
+    policies = (
+        "ALTER TABLE orders ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY own ON orders USING (note = 'a')",
+    )
+    postgres.execute(
+        *(ORDERS, "INSERT INTO orders VALUES (1, 'a'), (2, 'b')", "CREATE PUBLICATION pub FOR TABLE orders"),
+        *(f"CREATE ROLE {role} LOGIN REPLICATION", f"GRANT SELECT ON orders TO {role}"),
+    )
+    dsn = postgres.dsn.replace("//postgres@", f"//{role}@")
+    follower = Follower(postgres, tmp_path / "segments", tables="orders", dsn=dsn)
+    postgres.execute(f"SELECT pg_create_logical_replication_slot('{follower.options['slot']}', 'pgoutput')")
+    try:
+        if enabled == "before the start":
+            postgres.execute(*policies)
+            assert f"ALTER ROLE {role} BYPASSRLS" in refused(follower)
+        else:
+            assert follower.plan()
+            postgres.execute(*policies)
+            with pytest.raises(SourceRefused, match="row-level security"):
+                follower.read()
+        postgres.execute(f"ALTER ROLE {role} BYPASSRLS")
+        assert [event["key"] for event in follower.drain()] == ['{"id":1}', '{"id":2}']
+    finally:
+        follower.stop()
+        postgres.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
 def test_table_without_a_key_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
     postgres.execute("CREATE TABLE log (line text)", "CREATE TABLE none (id int PRIMARY KEY)")
     postgres.execute("ALTER TABLE none REPLICA IDENTITY NOTHING")
@@ -173,6 +203,61 @@ def test_tables_that_inherit_from_a_followed_table_can_still_be_updated(
     assert [event["key"] for event in follower.drain()] == ['{"id":1}']
     postgres.execute("UPDATE parent SET note = 'b'")
     assert [event["key"] for event in follower.drain()] == ['{"id":1}']
+    follower.stop()
+
+
+PARTED = (
+    "CREATE TABLE parted (id int PRIMARY KEY, other int NOT NULL) PARTITION BY RANGE (id)",
+    "CREATE TABLE parted_0 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+    "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (10) TO (20)",
+    "CREATE UNIQUE INDEX by_other ON parted_0 (other)",
+    "INSERT INTO parted VALUES (1, 101), (11, 111)",
+)
+OTHER_KEY = "ALTER TABLE parted_0 REPLICA IDENTITY USING INDEX by_other"
+NO_KEY = "ALTER TABLE parted_0 REPLICA IDENTITY NOTHING"
+
+
+@pytest.mark.parametrize("statement", [OTHER_KEY, NO_KEY])
+def test_partition_without_the_key_of_its_table_is_refused(
+    postgres: PostgresDatabase, tmp_path: Path, statement: str
+) -> None:
+    postgres.execute(*PARTED, statement)
+    follower = Follower(postgres, tmp_path / "segments", tables="parted")
+    assert "partition public.parted_0 is not the key" in refused(follower)
+    postgres.execute("ALTER TABLE parted_0 REPLICA IDENTITY FULL")
+    assert len(follower.drain()) == 2
+    postgres.execute("UPDATE parted SET id = id + 1", "DELETE FROM parted")
+    assert [event["key"] for event in follower.drain() if event["op"] == "d"] == [
+        f'{{"id":{number}}}' for number in (1, 11, 2, 12)
+    ]
+    follower.stop()
+
+
+def test_index_of_a_partitioned_table_is_the_key_only_if_its_partitions_have_it(
+    postgres: PostgresDatabase, tmp_path: Path
+) -> None:
+    postgres.execute(*PARTED, "CREATE UNIQUE INDEX by_both ON parted (other, id)")
+    postgres.execute("ALTER TABLE parted REPLICA IDENTITY USING INDEX by_both")
+    follower = Follower(postgres, tmp_path / "segments", tables="parted")
+    assert "partition public.parted_0, public.parted_1 is not the key" in refused(follower)
+    for name in ("parted_0", "parted_1"):
+        postgres.execute(f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX {name}_other_id_idx")
+    assert len(follower.drain()) == 2
+    postgres.execute("DELETE FROM parted WHERE id = 1")
+    assert [event["key"] for event in follower.drain()] == ['{"id":1,"other":101}']
+    follower.stop()
+
+
+@pytest.mark.parametrize("statement", [OTHER_KEY, NO_KEY])
+def test_partition_that_loses_the_key_of_its_table_stops_the_reader(
+    postgres: PostgresDatabase, tmp_path: Path, statement: str
+) -> None:
+    postgres.execute(*PARTED)
+    follower = Follower(postgres, tmp_path / "segments", tables="parted")
+    assert len(follower.drain()) == 2
+    postgres.execute(statement, "INSERT INTO parted VALUES (2, 102)")
+    with pytest.raises(SourceRefused, match=r"partition public\.parted_0 is not the key"):
+        follower.drain()
     follower.stop()
 
 

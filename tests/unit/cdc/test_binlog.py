@@ -213,11 +213,24 @@ def test_control_events_are_parsed() -> None:
         b"\x05\x00\x00\x00\x00\x00\x00\x00\x0b\x00\x00\x1a\x00\x00\x00\x00\x00\x01\x01\x00\x00 T\x00\x00\x00\x00\x06"
         b"\x03std\x04-\x00-\x00-\x00db_144019a7\x00CREATE DATABASE db_144019a7"
     )
-    assert parse_query(memoryview(query)) == Query("db_144019a7", "CREATE DATABASE db_144019a7")
-    quotes = parse_query(memoryview(query.replace(b"\x01\x00\x00 T", b"\x01\x04\x00\x30T")))
+    assert parse_query(memoryview(query), CHARSETS) == Query("db_144019a7", "CREATE DATABASE db_144019a7")
+    quotes = parse_query(memoryview(query.replace(b"\x01\x00\x00 T", b"\x01\x04\x00\x30T")), CHARSETS)
     assert (quotes.ansi_quotes, quotes.backslash_escapes) == (True, False)
     rotate = struct.pack("<Q", 4) + b"binlog.000002"
     assert parse_rotate(memoryview(rotate)) == ("binlog.000002", 4)
+
+
+@pytest.mark.parametrize(
+    ("collation", "name"),
+    [(45, "\u00e4"), (8, "\u00c3\u00a4"), (63, "\u00e4"), (51, "\ufffd\ufffd"), (None, "\u00e4")],
+    ids=["utf8mb4", "latin1", "binary", "cp1251", "not in the event"],
+)
+def test_statement_is_decoded_from_the_character_set_of_its_client(collation: int | None, name: str) -> None:
+    charset = b"" if collation is None else b"\x04" + collation.to_bytes(2, "little") + b"-\x00-\x00"
+    status = b"\x00\x00\x00\x00\x00\x01\x00\x00 T\x00\x00\x00\x00\x06\x03std\x03\x02\x00\x01\x00" + charset
+    head = struct.pack("<IIBHH", 5, 0, 4, 0, len(status))
+    query = parse_query(memoryview(head + status + b"shop\0TRUNCATE \xc3\xa4"), {**CHARSETS, 51: "cp1251"})
+    assert query == Query("shop", f"TRUNCATE {name}")
 
 
 def test_counting_rows_reads_nothing_past_the_last_event() -> None:

@@ -118,3 +118,32 @@ def test_two_unset_ids_are_not_one_id_twice() -> None:
 def test_unquoted_variable_in_braces_has_a_hint() -> None:
     assert 'write "${NAME}" in quotes' in refused("${NOWHERE}")
     assert "in quotes" not in refused("{")
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        ("redis://localhost", True),
+        ("redis://LOCALHOST:6379/0", True),
+        ("redis://user:s3cret@127.0.0.1/", True),
+        ("redis://localhost:6380", False),
+        ("redis://localhost/1", False),
+        ("redis://localhost?db=1", False),
+        ("rediss://localhost", False),
+        ("redis://other", False),
+    ],
+)
+def test_source_stream_is_recognized_in_every_spelling_of_its_address(other: str, is_same: bool) -> None:
+    text = f"""
+apiVersion: millstream/v1
+kind: Pipeline
+metadata: {{name: orders}}
+spec:
+  source: {{type: redis, config: {{uri: "redis://localhost:6379", stream: in}}}}
+  sinks: [{{type: redis, config: {{id: main, stream: in, uri: "{other}"}}}}]
+"""
+    if is_same:
+        with pytest.raises(SpecRefused, match="would never end"):
+            parse_pipeline(text, file="p.yaml", environ={})
+    else:
+        parse_pipeline(text, file="p.yaml", environ={})

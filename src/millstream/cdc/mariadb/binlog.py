@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -123,14 +123,17 @@ class Query:
     backslash_escapes: bool = True
 
 
-def parse_query(body: memoryview) -> Query:
+def parse_query(body: memoryview, charsets: Mapping[int, str]) -> Query:
+    """``charsets`` are the server's character sets by collation number."""
     _, _, length, _, status = struct.unpack_from("<IIBHH", body)
     at = 13 + status
     database, statement = bytes(body[at : at + length]).decode(), bytes(body[at + length + 1 :])
     sql_mode = _sql_mode(body[13:at])
+    collation = _client_collation(body[13:at])
+    charset = None if collation is None else charsets.get(collation, "unknown")
     return Query(
         database,
-        statement.decode(errors="replace"),
+        _statement_text(statement, charset),
         ansi_quotes=bool(sql_mode & _ANSI_QUOTES),
         backslash_escapes=not sql_mode & _NO_BACKSLASH_ESCAPES,
     )
@@ -143,6 +146,34 @@ def _sql_mode(status: memoryview) -> int:
         return 0
     [sql_mode] = struct.unpack_from("<Q", status, at + 1)
     return int(sql_mode)
+
+
+_STATUS_BYTES = {0: 4, 1: 8, 3: 4}
+"""The sizes of the status variables that can precede the character set; the catalog's name (6) has its own size."""
+
+
+def _client_collation(status: memoryview) -> int | None:
+    """The collation number of ``character_set_client`` in the status variables; None if they do not have it."""
+    at = 0
+    while at < len(status):
+        code, at = status[at], at + 1
+        if code == 4:
+            return int.from_bytes(status[at : at + 2], "little")
+        if code == 6 and at < len(status):
+            at += 1 + status[at]
+        elif code in _STATUS_BYTES:
+            at += _STATUS_BYTES[code]
+        else:
+            return None
+    return None
+
+
+def _statement_text(statement: bytes, charset: str | None) -> str:
+    """The text of a statement, which is logged in the client's character set. In a character set that cannot be decoded
+    here, every byte beyond ASCII becomes U+FFFD: a name with such a character must not look like another name."""
+    if charset is None or charset in UTF8 or charset in ("latin1", "binary"):
+        return decoded(statement, charset)
+    return statement.decode("ascii", errors="replace")
 
 
 def parse_rotate(body: memoryview) -> tuple[str, int]:

@@ -313,7 +313,7 @@ class BinlogSession(ChangeSession):
             return
         if group.gtid.flags & binlog.STANDALONE:
             self._described_tables.clear()
-        query = binlog.parse_query(body)
+        query = binlog.parse_query(body, self._charsets)
         effect = interpret(
             query.statement,
             query.database,

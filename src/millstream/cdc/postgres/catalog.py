@@ -67,6 +67,16 @@ FROM unnest(%s::oid[]) AS t(root), pg_partition_tree(t.root) AS p
 JOIN pg_class c ON c.oid = p.relid JOIN pg_inherits i ON i.inhrelid = c.oid JOIN pg_type y ON y.typrelid = c.oid
 WHERE p.level > 0
 """
+_PARTITION_IDENTITIES = """
+SELECT c.oid::bigint, c.oid::regclass::text, c.relreplident::text
+FROM pg_partition_tree(%s) p JOIN pg_class c ON c.oid = p.relid
+WHERE p.isleaf AND c.relreplident <> 'f' AND (c.relreplident <> 'd' OR %s) ORDER BY 2
+"""
+_ROOT = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = pg_partition_root(%s::oid) AND c.oid <> %s::oid
+"""
 _ENTRIES = """
 SELECT t.oid::bigint, p.oid::bigint || '/' || coalesce((
   SELECT 'table ' || r.oid FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = t.oid), {schema}, 'all')
@@ -254,6 +264,28 @@ def is_key_deferrable(connection: Connection, table: int) -> bool:
             "SELECT 1 FROM pg_index WHERE indrelid = %s AND indisprimary AND NOT indimmediate", (table,)
         ).fetchall()
     )
+
+
+def partitions_with_other_key(connection: Connection, table: FollowedTable) -> list[str]:
+    """Partitions whose replica identity is not the key of the root table. It is a setting of each partition, and the
+    log has the old values of those columns only."""
+    if not table.partitioned:
+        return []
+    key = set(key_of(connection, table.oid))
+    partitions = connection.execute(_PARTITION_IDENTITIES, (table.oid, table.identity == "i")).fetchall()
+    return [name for oid, name, identity in partitions if identity == "n" or set(key_of(connection, oid)) != key]
+
+
+def root_of(connection: Connection, partition: int) -> tuple[int, str, str] | None:
+    """The root table of a partition: its number, schema and name. None if it is no partition now."""
+    rows = connection.execute(_ROOT, (partition, partition)).fetchall()
+    return rows[0] if rows else None
+
+
+def hides_rows(connection: Connection, table: int) -> bool:
+    """Whether a policy of row-level security applies to this user."""
+    [(is_active,)] = connection.execute("SELECT row_security_active(%s::oid)", (table,)).fetchall()
+    return bool(is_active)
 
 
 def columns_of(connection: Connection, table: int) -> list[TableColumn]:

@@ -129,6 +129,8 @@ class Postgres:
             for followed, change in relation_changes(relation, name, identities).items():
                 on_table(followed, change)
             if not catalog.matches(relation.schema, relation.table, options.config.tables):
+                with options.login.connect() as connection:
+                    preparation.refuse_partition_with_other_key(connection, relation, options.config.tables)
                 return None
             on_table(name, None)
             with options.login.connect() as connection:

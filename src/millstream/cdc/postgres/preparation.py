@@ -14,11 +14,12 @@ import psycopg.sql
 
 from millstream.cdc.database import POLL_S
 from millstream.cdc.errors import SourceRefused
+from millstream.cdc.identity import full_name
 from millstream.cdc.options import excluded_key_problems, missing_table_problems, unmatched_exclude_problems
 from millstream.cdc.postgres import catalog
 from millstream.cdc.postgres.catalog import Connection, FollowedTable, Slot
 from millstream.cdc.postgres.connection import Login, quoted
-from millstream.cdc.postgres.pgoutput import parse_lsn
+from millstream.cdc.postgres.pgoutput import Relation, parse_lsn
 
 _OLDEST = 130_000
 
@@ -81,6 +82,7 @@ def _check(connection: Connection, config: SlotConfig, *, resuming: bool) -> tup
         config.tables, lambda pattern: any(catalog.matches(table.schema, table.name, [pattern]) for table in tables)
     )
     problems += _without_key(connection, tables)
+    problems += _with_hidden_rows(connection, tables)
     for table in tables:
         problems += excluded_key_problems(table.full_name, catalog.key_of(connection, table.oid), config.exclude)
     columns = {table.full_name: catalog.column_names(connection, table.oid) for table in tables if config.exclude}
@@ -135,7 +137,42 @@ def _without_key(connection: Connection, tables: Sequence[FollowedTable]) -> lis
             why = f"its key has the generated column {', '.join(generated)}, and the log has no generated columns"
             advice = "Choose a different unique index with REPLICA IDENTITY USING INDEX"
             problems.append(f"{table.full_name}: {why}. {advice}, or remove it from tables.")
+        elif others := catalog.partitions_with_other_key(connection, table):
+            problems.append(f"{table.full_name}: {_other_key(', '.join(others))}, or remove it from tables.")
     return problems
+
+
+def _other_key(partitions: str) -> str:
+    return (
+        f"the replica identity of its partition {partitions} is not the key of the table, so the log does not have the "
+        "key of deleted rows. Run for each such partition: ALTER TABLE ... REPLICA IDENTITY FULL"
+    )
+
+
+def refuse_partition_with_other_key(connection: Connection, relation: Relation, patterns: Sequence[str]) -> None:
+    """Checks a partition of a followed table as the log describes it. Its changes arrive under the name of the root."""
+    if relation.identity == "f":
+        return
+    root = catalog.root_of(connection, relation.id)
+    if root is None or not catalog.matches(*root[1:], patterns):
+        return
+    oid, schema, table = root
+    if {relation.columns[at].name for at in relation.key} != set(catalog.key_of(connection, oid)):
+        raise SourceRefused(
+            f"{full_name(schema, table)}: {_other_key(full_name(relation.schema, relation.table))}, and start over: "
+            "`millstream pipeline reset`."
+        )
+
+
+def _with_hidden_rows(connection: Connection, tables: Sequence[FollowedTable]) -> list[str]:
+    hidden = [table.full_name for table in tables if catalog.hides_rows(connection, table.oid)]
+    if not hidden:
+        return []
+    [(user,)] = connection.execute("SELECT quote_ident(current_user)").fetchall()
+    return [
+        f"{', '.join(hidden)}: row-level security may hide rows from the user, and a snapshot would lack them. "
+        f"Run: ALTER ROLE {user} BYPASSRLS"
+    ]
 
 
 def _unsuitable_publication(

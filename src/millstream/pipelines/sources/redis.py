@@ -18,7 +18,7 @@ from millstream.pipelines.envelope_reader import (
     read_documents,
     too_large,
 )
-from millstream.pipelines.redis_address import RedisAddress, RedisUri, no_second_password, without_secrets
+from millstream.pipelines.redis_address import RedisAddress, RedisUri, database_at, no_second_password, without_secrets
 from millstream.pipelines.sources.source import Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import Duration, NonEmpty, written_as
 
@@ -115,7 +115,7 @@ class RedisSource(Source):
 
     def reads_stream(self, address: RedisAddress, stream: str) -> bool:
         c = self.config
-        if without_secrets(address.uri) != without_secrets(c.uri):
+        if database_at(address.uri) != database_at(c.uri):
             return False
         return stream in c.names or (c.pattern is not None and re.fullmatch(c.pattern, stream) is not None)
 

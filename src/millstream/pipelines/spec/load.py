@@ -21,7 +21,7 @@ from millstream.pipelines.paths import FieldPath
 from millstream.pipelines.plan import make_plan
 from millstream.pipelines.processors import PROCESSORS, Processor
 from millstream.pipelines.processors.processor import Fields
-from millstream.pipelines.redis_address import without_secrets
+from millstream.pipelines.redis_address import database_at
 from millstream.pipelines.spec.document import Document, DocumentPath, dotted, parse
 from millstream.pipelines.spec.part import IN_WORDS, SECRET_WORDS
 from millstream.pipelines.spec.pipeline import Pipeline
@@ -277,7 +277,7 @@ def _check_streams(document: Document, pipeline: Pipeline) -> None:
                 name = Template.parse(text).constant
                 if name is None:
                     continue
-                sinks.setdefault((without_secrets(address.uri), name), index)
+                sinks.setdefault((database_at(address.uri), name), index)
                 if spec.source.reads_stream(address, name):
                     why = f"the source reads {name!r}: the pipeline would never end; name another stream"
                     document.report(path, why)
@@ -288,7 +288,7 @@ def _check_streams(document: Document, pipeline: Pipeline) -> None:
     _check_name(document, path, name)
     if spec.source.reads_stream(target.address, name):
         document.report(path, f"the source reads {name!r}: each dead letter would be an event; name another stream")
-    writer = sinks.get((without_secrets(target.address.uri), name))
+    writer = sinks.get((database_at(target.address.uri), name))
     if writer is not None:
         document.report(path, f"sinks[{writer}] writes to {name!r}; dead letters need their own stream")
 
