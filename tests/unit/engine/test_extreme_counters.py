@@ -1,4 +1,4 @@
-"""Counters and ids at the limits of 64 bits, or set back by XSETID: replies stay valid, and journals can be replayed."""
+"""Counters and ids at the limits of 64 bits, or set back by XSETID: valid replies, and a journal that replays."""
 
 from __future__ import annotations
 
