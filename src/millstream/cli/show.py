@@ -46,6 +46,9 @@ DEFAULT_URL = "redis://127.0.0.1:6379"
 GAP = 2
 MIN_NAME_WIDTH = 12
 MIN_WIDTH = 4
+MAX_PADDED_WIDTH = 120
+"""Without a terminal names are not cut. A longer one does not widen its column: in each of 10,000 rows, that would cost
+as many bytes as the name has."""
 
 CutAt = Literal["not", "middle", "end"]
 """Where a value is cut: numbers and ids never, names in the middle, sentences at the end."""
@@ -126,7 +129,7 @@ class Layout(NamedTuple):
         return (" " * GAP).join(map(self.padded, range(len(cells)), cells)).rstrip()
 
     def padded(self, at: int, cell: str) -> str:
-        space = " " * (self.widths[at] - cell_len(cell))
+        space = " " * (self.widths[at] - cell_len(cell))  # a name without a limit may be wider than its column
         return space + cell if self.columns[at].right else cell + space
 
     def header(self) -> str:
@@ -152,6 +155,9 @@ def lay_out(columns: Sequence[Column], items: Sequence[Mapping[str, Any]], width
             left_out.append(spare)
         while len(visible) > 1 and _needed(visible, natural, MIN_WIDTH) > width:
             left_out.append(visible.pop())
+    if width is None:
+        widths = [min(natural[column.key], MAX_PADDED_WIDTH) for column in visible]
+        return Layout(visible, widths, [[cells[column.key][at] for column in visible] for at in range(len(items))], [])
     widths = _shrunk(visible, natural, width)
     rows = [
         [cut(cells[column.key][at], limit, column.cut_at) for column, limit in zip(visible, widths, strict=True)]
@@ -171,10 +177,12 @@ def _needed(columns: Sequence[Column], natural: Mapping[str, int], min_width: in
     return sum(widths) + GAP * (len(columns) - 1)
 
 
-def _shrunk(columns: Sequence[Column], natural: Mapping[str, int], width: int | None) -> list[int]:
-    widths = [natural[column.key] for column in columns]
-    if width is None:
-        return widths
+def _shrunk(columns: Sequence[Column], natural: Mapping[str, int], width: int) -> list[int]:
+    # A name of a megabyte needs no million steps below.
+    widths = [
+        natural[column.key] if column.cut_at == "not" else min(natural[column.key], max(width, MIN_WIDTH))
+        for column in columns
+    ]
     can_be_cut = [at for at, column in enumerate(columns) if column.cut_at != "not"]
     over = sum(widths) + GAP * (len(widths) - 1) - width
     while over > 0 and can_be_cut:

@@ -83,7 +83,7 @@ def _stream(key: bytes, stream: Stream) -> Iterator[Args]:
     for group in stream.groups_by_name():
         yield from _group(key, group)
     yield from _deletions(key, stream, deleted_ids)
-    yield _counters(key, stream)
+    yield from _counters(key, stream)
 
 
 def _deleted_but_pending(stream: Stream) -> list[int]:
@@ -146,6 +146,16 @@ def claims(key: bytes, group: bytes, ids: list[int], info: PendingInfo) -> Itera
         yield (*head, *map(format_id, ids[first : first + MAX_IDS_PER_CLAIM]), *tail)
 
 
-def _counters(key: bytes, stream: Stream) -> Args:
-    args = (b"XSETID", key, format_id(stream.last_id), b"ENTRIESADDED", b"%d" % stream.entries_added)
-    return args if not stream.max_deleted_id else (*args, b"MAXDELETEDID", format_id(stream.max_deleted_id))
+def _counters(key: bytes, stream: Stream) -> Iterator[Args]:
+    last_id = format_id(stream.last_id)
+    added = (b"ENTRIESADDED", b"%d" % stream.entries_added)
+    if not stream.max_deleted_id:
+        yield (b"XSETID", key, last_id, *added)
+        return
+    deleted_id = format_id(stream.max_deleted_id)
+    if stream.max_deleted_id > stream.last_id:
+        # XSETID set the last id back after the deletion. It accepts no MAXDELETEDID beyond the last id, so two steps.
+        yield (b"XSETID", key, deleted_id, *added, b"MAXDELETEDID", deleted_id)
+        yield (b"XSETID", key, last_id)
+    else:
+        yield (b"XSETID", key, last_id, *added, b"MAXDELETEDID", deleted_id)

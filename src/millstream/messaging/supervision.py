@@ -112,19 +112,21 @@ async def run_until_signalled(
     close: Callable[[], Awaitable[Any]],
     *,
     signals: Iterable[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+    ignore_repeats: bool = False,
 ) -> R | None:
     """Runs until it ends or a signal is received; then calls ``close`` and waits for both to end.
 
     ``await run_until_signalled(subscriber.consume("orders", handle), subscriber.close)``. The first signal closes: no
-    more is read, running handlers finish, and the other messages are returned. A second signal cancels. The previous
-    signal handlers are restored at the end. Several calls in one event loop share the signals: a signal closes all of
-    them, and the handlers are restored when the last one ends. Returns what ``run`` returned, None if it was
-    cancelled.
+    more is read, running handlers finish, and the other messages are returned. A second signal cancels; with
+    ``ignore_repeats`` only one of another number. The previous signal handlers are restored at the end. Several calls
+    in one event loop share the signals: a signal closes all of them, and the handlers are restored when the last one
+    ends. Returns what ``run`` returned, None if it was cancelled.
     In the main thread of a process only.
     """
     running = asyncio.ensure_future(run)
     closing: list[asyncio.Future[Any]] = []
     cancelling: list[asyncio.Future[None]] = []
+    first: list[signal.Signals] = []
 
     async def cancel_soon() -> None:
         # Both signals may arrive in one turn of the loop. If closing were cancelled before it has begun in all parts,
@@ -135,11 +137,15 @@ async def run_until_signalled(
         closing[0].cancel()
 
     def received(number: signal.Signals) -> None:
+        if ignore_repeats and number in first:
+            log.info("%s again: closing already", number.name)
+            return
         if closing:
             log.warning("%s again: not waiting any longer", number.name)
             cancelling.append(asyncio.ensure_future(cancel_soon()))
             return
         log.info("%s: closing", number.name)
+        first.append(number)
         closing.append(asyncio.ensure_future(close()))
 
     registered = [_LoopSignal.register(number, received) for number in signals]

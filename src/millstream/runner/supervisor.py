@@ -6,6 +6,7 @@ The supervisor imports nothing of the application, so a new worker process alway
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -80,8 +81,22 @@ class _Reports(asyncio.SubprocessProtocol):
         self._on_report = on_report
         self._line = bytearray()
         self._is_too_long = False
+        self._transport: asyncio.BaseTransport | None = None
+        self._is_abandoned = False
         self.exited = asyncio.Event()
         self.output_ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        if self._is_abandoned:
+            transport.close()
+
+    def abandon(self) -> None:
+        """Kills the process, if there is one. asyncio can fail after it has started the process (no thread is left to
+        wait for its end), and connects the pipes later."""
+        self._is_abandoned = True
+        if self._transport is not None:
+            self._transport.close()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         *lines, incomplete = data.split(b"\n")
@@ -283,10 +298,11 @@ class Supervisor:
         worker = _Worker(number, time.monotonic())
         if settings.is_observed:
             worker.status = await StatusPipe.open(lambda line: self._fleet.worker_reported(number, _parse_report(line)))
+        reports = _Reports(partial(self._receive, worker))
         self._starting += 1
         try:
-            transport, reports = await asyncio.get_running_loop().subprocess_exec(
-                lambda: _Reports(partial(self._receive, worker)),
+            transport, _ = await asyncio.get_running_loop().subprocess_exec(
+                lambda: reports,
                 sys.executable,
                 "-c",
                 "from millstream.runner.worker import main; main()",
@@ -301,9 +317,12 @@ class Supervisor:
                 start_new_session=True,
                 pass_fds=(worker.status.write_fd,) if worker.status else (),
             )
-        except OSError:
+        except (OSError, RuntimeError) as error:
+            reports.abandon()
             if worker.status is not None:
                 worker.status.close()
+            if isinstance(error, RuntimeError):  # "can't start new thread", which is EAGAIN
+                raise BlockingIOError(errno.EAGAIN, str(error)) from error
             raise
         finally:
             self._starting -= 1

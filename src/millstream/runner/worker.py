@@ -17,6 +17,7 @@ import inspect
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -279,7 +280,9 @@ async def serve(
         if watch is not None:
             watch.close_with(_from_another_thread(close_all))
         try:
-            await run_until_signalled(_run_all(parts), close_all)
+            # Both the supervisor and whoever signals all processes of a service send SIGTERM: systemd with its default
+            # KillMode, or a container's init. To end at once, the supervisor sends SIGINT.
+            await run_until_signalled(_run_all(parts), close_all, ignore_repeats=True)
         finally:
             reporting.cancel()
             if status is not None:
@@ -379,11 +382,36 @@ def log_to_stderr(level: str, log_format: str = "text") -> None:
     configure_logging(level, log_format)
 
 
+def restore_signals_in_children() -> None:
+    """Forked children of a handler (``multiprocessing``) get the present signal handlers instead of the event loop's.
+
+    With those a child would ignore SIGTERM, and this process would drain, because both share the pipe by which signals
+    reach the event loop.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    masks = threading.local()  # two threads may fork at the same time
+
+    def block() -> None:  # a signal between the fork and the new handlers waits
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def restore() -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore)
+
+
 def main() -> None:
     target, drain_s, level, log_format, status_fd = sys.argv[1], float(sys.argv[2]), *sys.argv[3:6]
     report_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the application prints must not appear among the report lines
     log_to_stderr(level, log_format)
+    restore_signals_in_children()
     watch = OrphanWatch(drain_s)
     watch.start()
     stop_tracing: Callable[[], None] | None = None

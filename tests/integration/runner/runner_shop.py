@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import signal
 import time
@@ -49,6 +50,20 @@ def make(broker: Broker) -> Router:
 @asynccontextmanager
 async def opened(broker: Broker) -> AsyncIterator[list[Router]]:
     yield [make(broker)]
+
+
+terminating = Router(claim_min_idle_ms=3_600_000, claim_interval_ms=200)
+
+
+async def terminate_a_child(message: Message) -> Message:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    child.terminate()
+    await asyncio.to_thread(child.join)
+    return Message(f"{child.exitcode} {os.getpid()}".encode())
+
+
+terminating.add(terminate_a_child, "orders", group="billing", group_start="0", publish_to="billed")
 
 
 def wrong_option(broker: Broker) -> Router:

@@ -154,6 +154,40 @@ def test_second_signal_ends_without_waiting_for_handlers(
     assert running.process.wait(60) == 0, running.text()
 
 
+def test_sigterm_for_every_process_of_the_service_drains(
+    run: Callable[..., Running], redis_server: RedisProcess, tmp_path: Path
+) -> None:
+    """As systemd sends it with ``KillMode=control-group``, its default: a worker receives a second one."""
+    client = redis.Redis(port=redis_server.port)
+    hold = tmp_path / "hold.txt"
+    hold.touch()
+    running = run("--drain", "10m", target="runner_shop:slow_to_claim")
+    wait_until(lambda: running.ready(1), timeout_s=60)
+    asyncio.run(publish(redis_server.url, 0, 2))
+    wait_until(lambda: client.xpending("orders", "billing")["pending"] == 2, timeout_s=30)
+    running.workers()[0].terminate()
+    wait_until(lambda: "SIGTERM: closing" in running.text(), timeout_s=30)
+    running.process.terminate()
+    wait_until(lambda: "SIGTERM again" in running.text(), timeout_s=30)
+    hold.unlink()
+    assert running.process.wait(60) == 0, running.text()
+    assert "all workers have ended; 0 messages handed back" in running.text()
+    assert len(billed(client)) == 2
+
+
+def test_forked_child_of_a_handler_is_terminated_alone(run: Callable[..., Running], redis_server: RedisProcess) -> None:
+    client = redis.Redis(port=redis_server.port)
+    running = run(target="runner_shop:terminating")
+    wait_until(lambda: running.ready(1), timeout_s=60)
+    asyncio.run(publish(redis_server.url, 0, 3))
+    wait_until(lambda: client.xlen("billed") == 3, timeout_s=60)
+    payloads = {fields[b"payload"] for _, fields in client.xrange("billed")}
+    (worker,) = running.workers()
+    assert payloads == {f"{-signal.SIGTERM.value} {worker.pid}".encode()}
+    assert "SIGTERM: closing" not in running.text()
+    assert running.end() == 0, running.text()
+
+
 def test_workers_end_when_their_supervisor_was_killed(run: Callable[..., Running]) -> None:
     running = run("--processes", "2")
     wait_until(lambda: running.ready(2), timeout_s=60)

@@ -12,6 +12,7 @@ from millstream.wire.commands import ErrorReply
 WITHOUT_LUA = "import sys; sys.modules['lupa'] = None"
 
 SCRIPTS = [
+    ("return {1e300, -1e300, 0 / 0, 1 / 0, 2 ^ 53, -3.9}", ()),
     ("return 1", ()),
     ("return 3.99", ()),
     ("return -3.99", ()),

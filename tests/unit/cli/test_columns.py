@@ -72,3 +72,11 @@ def test_durations_and_sizes_are_formatted() -> None:
     assert lay_out(columns, [{"at": at, "bytes": 4200, "nothing": None}], None).lines() == [
         "2 min ago  4.2 kB        -"
     ]
+
+
+def test_long_name_widens_no_other_row_without_a_terminal() -> None:
+    rows = [{"stream": "x" * 10_000, "length": 1}, *({"stream": f"s{at}", "length": at} for at in range(100))]
+    lines = lay_out([name("stream"), number("length")], rows, None).lines()
+    assert "x" * 10_000 in lines[0]
+    assert sum(map(len, lines)) < 30_000
+    assert len({len(line) for line in lines[1:]}) == 1

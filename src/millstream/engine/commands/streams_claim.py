@@ -168,7 +168,7 @@ def xclaim(session: Session, args: Sequence[bytes]) -> Reply:
         if options.deliveries is not None:
             deliveries = options.deliveries
         elif not options.just_id:
-            deliveries += 1
+            deliveries = min(deliveries + 1, INT64_MAX)
         claims.claim(entry_id, options.time_ms, deliveries, just_id=options.just_id)
     if moved:
         modified_without_watch(db, key)
@@ -209,6 +209,7 @@ def xautoclaim(session: Session, args: Sequence[bytes]) -> Reply:
             claims.drop(entry_id)
             deleted.append(format_id(entry_id))
         elif not min_idle or now_ms - time_ms >= min_idle:
-            claims.claim(entry_id, now_ms, deliveries if just_id else deliveries + 1, just_id=just_id)
+            next_deliveries = deliveries if just_id else min(deliveries + 1, INT64_MAX)
+            claims.claim(entry_id, now_ms, next_deliveries, just_id=just_id)
     cursor = page[scanned][0] if scanned < len(page) else 0
     return [format_id(cursor), claims.replies, deleted]

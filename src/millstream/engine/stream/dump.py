@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from millstream.engine.numbers import INT64_MAX
 from millstream.engine.stream.group import UNKNOWN_READS, Consumer, Group, reads_up_to
-from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
+from millstream.engine.stream.ids import ID_MAX, SEQ_BITS, SEQ_MAX
 from millstream.engine.stream.listpack import (
     BadPayload,
     RdbReader,
@@ -143,24 +144,27 @@ def restore(payload: bytes, limits: NodeLimits) -> Stream:
 
 def _read_stream(reader: RdbReader, limits: NodeLimits, *, counted: bool) -> Stream:
     stream = Stream(limits)
-    deleted_ids: list[int] = []
     previous_id = -1
     for _ in range(reader.number()):
         first_id = int.from_bytes(_exactly(reader.string(), 16), "big")
         entries: list[tuple[int, int, tuple[bytes, ...]]] = []
-        for ms, seq, fields, deleted in _read_node(first_id, list(read_listpack(reader.string()))):
+        deleted: list[int] = []
+        rows = list(_read_node(first_id, list(read_listpack(reader.string()))))
+        for (ms, seq, fields, is_deleted), next_live_id in zip(rows, _next_live_ids(rows), strict=True):
             entry_id = ms << SEQ_BITS | seq
-            if entry_id <= previous_id:
+            if is_deleted:
+                deleted.append(len(entries))
+                if entries and not previous_id <= entry_id < next_live_id:
+                    entry_id = previous_id  # deleted before XSETID set the last id back: smaller ids follow it
+            elif entry_id <= previous_id:
+                raise BadPayload("the ids are not in ascending order")
+            if entry_id < previous_id or entry_id >= next_live_id:
                 raise BadPayload("the ids are not in ascending order")
             previous_id = entry_id
-            entries.append((ms, seq, fields))
-            if deleted:
-                deleted_ids.append(entry_id)
-        if not entries:
+            entries.append((entry_id >> SEQ_BITS, entry_id & SEQ_MAX, fields))
+        if len(deleted) == len(entries):
             raise BadPayload("a node has no entries")
-        stream.append_node(entries)
-    for entry_id in deleted_ids:
-        stream.delete(entry_id)
+        stream.append_node(entries, deleted)
     if reader.number() != stream.length:
         raise BadPayload("the number of entries does not match")
     last_id = _read_id(reader)
@@ -169,6 +173,8 @@ def _read_stream(reader: RdbReader, limits: NodeLimits, *, counted: bool) -> Str
     first_id, stream.max_deleted_id, added = stream.first_id, 0, stream.length
     if counted:
         first_id, stream.max_deleted_id, added = _read_id(reader), _read_id(reader), reader.number()
+    if not stream.length <= added <= INT64_MAX:
+        raise BadPayload("the number of added entries is not possible")
     stream.last_id = last_id
     stream.entries_added = added
     if first_id != stream.first_id:
@@ -179,6 +185,17 @@ def _read_stream(reader: RdbReader, limits: NodeLimits, *, counted: bool) -> Str
             raise BadPayload("a group name is not unique")
         stream.groups[group.name] = group
     return stream
+
+
+def _next_live_ids(rows: list[tuple[int, int, tuple[bytes, ...], bool]]) -> list[int]:
+    """For each entry of a node, the id of the next existing entry after it in the node."""
+    next_ids: list[int] = []
+    next_id = ID_MAX + 1
+    for ms, seq, _, is_deleted in reversed(rows):
+        next_ids.append(next_id)
+        if not is_deleted:
+            next_id = ms << SEQ_BITS | seq
+    return next_ids[::-1]
 
 
 def _exactly(raw: bytes, length: int) -> bytes:
@@ -214,14 +231,22 @@ def _read_id(reader: RdbReader) -> int:
     return reader.number() << SEQ_BITS | reader.number()
 
 
+def _counter(number: int) -> int:
+    if number > INT64_MAX:
+        raise BadPayload("a counter is not possible")
+    return number
+
+
 def _read_group(reader: RdbReader, stream: Stream, *, counted: bool) -> Group:
     name, last_id = reader.string(), _read_id(reader)
     reads = reader.number() if counted else reads_up_to(stream, last_id)
-    group = Group(name, last_id, UNKNOWN_READS if reads == _UINT64_MAX else reads)
+    group = Group(name, last_id, UNKNOWN_READS if reads == _UINT64_MAX else _counter(reads))
     times: dict[int, tuple[int, int]] = {}
     for _ in range(reader.number()):
         entry_id = int.from_bytes(reader.read(16), "big")
-        times[entry_id] = reader.milliseconds(), reader.number()
+        if not entry_id:
+            raise BadPayload("a pending entry has no id")
+        times[entry_id] = reader.milliseconds(), _counter(reader.number())
     for _ in range(reader.number()):
         consumer = Consumer(reader.string(), reader.milliseconds())
         if consumer.name in group.consumers:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from millstream.engine.numbers import INT64_MAX
 from millstream.engine.stream.ids import ID_MAX
 
 if TYPE_CHECKING:
@@ -201,6 +202,8 @@ class Group:
         self.last_id = last_id
         """The last entry that was delivered to a consumer of the group."""
         self.entries_read = entries_read
+        """Like every counter that clients can set, it stops at INT64_MAX: neither replies nor the journal can contain a
+        greater number."""
         self.pending = PendingList()
         self.consumers: dict[bytes, Consumer] = {}
 
@@ -291,7 +294,7 @@ def lag(stream: Stream, group: Group) -> int | None:
 def advance(stream: Stream, group: Group, entry_id: int) -> None:
     """Records the delivery of one entry: sets the group's last id, and counts the read if the counters allow it."""
     if group.entries_read != UNKNOWN_READS and not has_tombstones_from(stream, entry_id):
-        group.entries_read += 1
+        group.entries_read = min(group.entries_read + 1, INT64_MAX)
     elif stream.entries_added:
         group.entries_read = reads_up_to(stream, entry_id)
     group.last_id = entry_id
@@ -300,7 +303,7 @@ def advance(stream: Stream, group: Group, entry_id: int) -> None:
 def advance_all(stream: Stream, group: Group, ids: list[int]) -> None:
     """``advance`` for ids in ascending order; in one step if the read counter is valid from the first id on."""
     if group.entries_read != UNKNOWN_READS and ids[0] > group.last_id and not has_tombstones_from(stream, ids[0]):
-        group.entries_read += len(ids)
+        group.entries_read = min(group.entries_read + len(ids), INT64_MAX)
         group.last_id = ids[-1]
         return
     for entry_id in ids:

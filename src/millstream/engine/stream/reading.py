@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from millstream.engine.effects import claims
 from millstream.engine.keyspace import STREAM
-from millstream.engine.numbers import SYNTAX_ERROR, parse_int
+from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int
 from millstream.engine.stream.group import Consumer, Group, advance_all
 from millstream.engine.stream.ids import ID_MAX, format_id
 from millstream.engine.stream.node import EntryReply, StreamNode
@@ -278,7 +278,7 @@ class GroupDelivery(NamedTuple):
                 replies.append([format_id(entry_id), NIL_ARRAY])
                 continue
             replies.append(reply)
-            info = (consumer, engine.now_ms, deliveries + 1)
+            info = (consumer, engine.now_ms, min(deliveries + 1, INT64_MAX))
             group.assign(entry_id, info)
             if engine.recording:
                 for args in claims(key, group.name, [entry_id], info):

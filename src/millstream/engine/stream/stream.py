@@ -5,9 +5,11 @@ Nodes begin and end exactly where Redis's do, because approximate trimming drops
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from millstream.engine.numbers import INT64_MAX
 from millstream.engine.stream.group import Group
 from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
 from millstream.engine.stream.index import NodeIndex, count_nodes
@@ -136,7 +138,7 @@ class Stream:
     @property
     def entries_added(self) -> int:
         """The number of entries ever added, or the number set by XSETID."""
-        return self.length + self._removed
+        return min(self.length + self._removed, INT64_MAX)
 
     @entries_added.setter
     def entries_added(self, count: int) -> None:
@@ -237,8 +239,11 @@ class Stream:
         self._prefix = b"%d-" % ms
         self._force_slow_append_near_limit()
 
-    def append_node(self, entries: list[tuple[int, int, Fields]]) -> None:
-        """Adds a complete node with ascending ids (RESTORE). It keeps its boundaries, whatever the node limits are."""
+    def append_node(self, entries: list[tuple[int, int, Fields]], deleted: Sequence[int]) -> None:
+        """Adds a complete node (RESTORE); ``deleted`` contains the indexes of its deleted entries, and not all of them.
+
+        The ids do not descend. The node keeps its boundaries, whatever the node limits are.
+        """
         if self._tail is not None:
             self._seal(self._tail)
         for ms, seq, fields in entries:
@@ -248,6 +253,10 @@ class Stream:
                 self._tail.add(ms, seq, fields, sum(map(len, fields)))
             self.length += 1
             self.last_ms, self.last_seq = ms, seq
+        assert self._tail is not None
+        for index in deleted:
+            self._tail.kill(index)
+        self.count_removed(len(deleted))
         self._prefix = b"%d-" % self.last_ms
         self._force_slow_append_near_limit()
 
