@@ -39,8 +39,8 @@ suites() {  # runs all of them in the environment; fails if one fails
   export PYSPARK_PYTHON=$python PYSPARK_DRIVER_PYTHON=$python
   "$python" -m pytest -q -n "$JOBS" -p no:cacheprovider tests/unit || code=1
   "$python" -m pytest -q -n "$JOBS" -p no:cacheprovider tests/conformance -k embedded || code=1
-  "$python" -m pytest -q -p no:cacheprovider tests/spark/test_source.py \
-    -k test_a_batch_read_gives_the_default_columns || code=1
+  "$python" -m pytest -q -p no:cacheprovider \
+    tests/spark/test_source.py::test_batch_read_has_the_default_columns || code=1
   return "$code"
 }
 

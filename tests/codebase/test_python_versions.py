@@ -26,3 +26,10 @@ def test_absent_interpreter_is_skipped_with_a_reason(tmp_path: Path) -> None:
     done = subprocess.run(["bash", str(SCRIPT)], env=env, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0
     assert done.stdout == "Python 3.99: skipped, no interpreter on the path or under pyenv\n"
+
+
+def test_single_tests_that_are_run_exist() -> None:
+    named = re.findall(r"(tests/\S+\.py)::(\w+)", SCRIPT.read_text())
+    assert named
+    assert not [(path, name) for path, name in named if f"def {name}(" not in (ROOT / path).read_text()]
+    assert " -k test_" not in SCRIPT.read_text(), "a renamed test would select nothing"

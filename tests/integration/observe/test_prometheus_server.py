@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
-from urllib.request import urlopen
 
 import psutil
 import pytest
 import redis
-import yaml
 
-from millstream import Message, Publisher, open_broker
+from millstream import Message, Publisher, open_blocking_broker, open_broker
+from millstream.assignment import Announcement, announce_stream
 from millstream.cli.observe import metric_families
 from millstream.observe.alerts import alert_rules
 from millstream.observe.grafana import dashboard
 from millstream.testing import RedisProcess, free_port, wait_until
+from tests.support.prometheus import Prometheus, needs_prometheus
 
 HERE = Path(__file__).parent
 pytestmark = [
     pytest.mark.at_length,  # `make test` tests each rule with promtool, which needs no time to pass
-    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)"),
+    needs_prometheus,
     pytest.mark.timeout(300),
 ]
 
@@ -37,56 +35,6 @@ PANELS_OF_A_WORKER = {"ready", "worker_up", "worker_memory_bytes", "stream_lengt
     *("messages_received_total", "messages_acked_total", "messages_buried_total"),
     *("server_memory_bytes", "survey_up"),
 }
-
-
-def fast_rules() -> dict[str, Any]:
-    """The exported rules with seconds in place of minutes, so that a test can wait for them."""
-    rules = alert_rules()
-    for rule in rules["groups"][0]["rules"]:
-        rule["for"] = "0s"
-        rule["expr"] = re.sub(r"\[\d+[mh]\]", "[20s]", rule["expr"])
-        rule["expr"] = re.sub(r"offset \d+[mh]", "offset 20s", rule["expr"])
-        rule["expr"] = rule["expr"].replace("oldest_pending_seconds) > 600", "oldest_pending_seconds) > 2")
-    return rules
-
-
-class Prometheus:
-    def __init__(self, directory: Path, target_port: int) -> None:
-        self.port = free_port()
-        (directory / "rules.yml").write_text(yaml.safe_dump(fast_rules()))
-        scrape = {"job_name": "shop", "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}]}
-        intervals = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
-        config = {"global": intervals, "rule_files": ["rules.yml"], "scrape_configs": [scrape]}
-        (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
-        options = [
-            f"--config.file={directory / 'prometheus.yml'}",
-            f"--storage.tsdb.path={directory / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
-        ]
-        with (directory / "prometheus.log").open("w") as log:
-            self.process = subprocess.Popen(["prometheus", *options], stdout=log, stderr=log)
-
-    def get(self, path: str, **parameters: str) -> Any:
-        with urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}?{urlencode(parameters)}", timeout=10) as response:
-            reply = json.load(response)
-        assert reply["status"] == "success", reply
-        return reply["data"]
-
-    def is_scraping(self) -> bool:
-        try:
-            return any(target["health"] == "up" for target in self.get("targets")["activeTargets"])
-        except OSError:
-            return False
-
-    def series(self, expression: str) -> list[dict[str, Any]]:
-        return self.get("query", query=expression)["result"]
-
-    def firing(self) -> set[str]:
-        return {alert["labels"]["alertname"] for alert in self.get("alerts")["alerts"] if alert["state"] == "firing"}
-
-    def wait_for(self, *alerts: str) -> None:
-        names = {f"Millstream{alert}" for alert in alerts}
-        wait_until(lambda: names <= self.firing(), what=f"{names} to fire", timeout_s=60)
 
 
 @pytest.fixture
@@ -114,11 +62,8 @@ def service(own_redis: RedisProcess, tmp_path: Path) -> Iterator[tuple[psutil.Pr
 
 @pytest.fixture
 def prometheus(service: tuple[psutil.Process, int], tmp_path: Path) -> Iterator[Prometheus]:
-    server = Prometheus(tmp_path, service[1])
-    wait_until(server.is_scraping, timeout_s=60)
-    yield server
-    server.process.kill()
-    server.process.wait(10)
+    with Prometheus(tmp_path, service[1]) as server:
+        yield server
 
 
 def publish(url: str, *payloads: bytes) -> None:
@@ -160,11 +105,40 @@ def test_alerts_fire_for_their_causes(
     def kill_a_worker() -> bool:
         for worker in supervisor.children()[:1]:
             worker.kill()
-        return "MillstreamWorkerRestarts" in prometheus.firing()
+        return prometheus.are_firing("WorkerRestarts")
 
     wait_until(kill_a_worker, what="a worker to be restarted too often", timeout_s=120)
     own_redis.stop()
     prometheus.wait_for("BrokerUnreachable", "NotReady")
+
+
+def test_alert_fires_when_members_are_paused_for_longer_than_their_lease(
+    own_redis: RedisProcess, tmp_path: Path
+) -> None:
+    with open_blocking_broker(own_redis.url) as broker:
+        for number in range(8):
+            announce_stream(broker, "ingest", Announcement(f"session{number}"))
+    ports = [free_port(), free_port()]
+    program = [sys.executable, str(HERE / "lease_member.py"), own_redis.url]
+    members = [subprocess.Popen([*program, f"member{port}", str(port)]) for port in ports]
+    try:
+        with Prometheus(tmp_path, *ports) as prometheus:
+            owned = "sum(millstream_assignment_owned_streams)"
+            wait_until(lambda: any(s["value"][1] == "8" for s in prometheus.series(owned)), timeout_s=60)
+            assert not prometheus.are_firing("LeaseFlapping")
+            for _ in range(10):
+                for member in members:
+                    member.send_signal(signal.SIGSTOP)
+                    time.sleep(2)
+                    member.send_signal(signal.SIGCONT)
+                    time.sleep(1)
+                if prometheus.are_firing("LeaseFlapping"):
+                    break
+            prometheus.wait_for("LeaseFlapping")
+    finally:
+        for member in members:
+            member.kill()
+            member.wait(10)
 
 
 def test_every_expression_is_answered(

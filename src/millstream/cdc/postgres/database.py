@@ -42,6 +42,7 @@ from millstream.cdc.postgres.decode import decode_changes, decode_rows
 from millstream.cdc.postgres.pgoutput import Relation, format_lsn
 from millstream.cdc.postgres.preparation import SlotConfig, check_database
 from millstream.cdc.postgres.session import ReplicationSession
+from millstream.cdc.postgres.timeline import Timeline
 from millstream.cdc.read_ahead import ReadAheadLog
 from millstream.cdc.segments import Numbers, Segment, parts_of, write_json_once
 from millstream.cdc.snapshot import ChunkPlan, SeenTable
@@ -84,6 +85,7 @@ class Postgres:
         state = preparation.check_database(g.login, g.config, resuming=True)
         system, database = state.server.split("/", 1)
         catalog.require_same_server(start.server, system, database, g.login)
+        catalog.refuse_older_log(g.login, start.position, self.log_end())
         catalog.refuse_gap(g.config.slot, state.slot, start.position)
         return [table.full_name for table in state.tables]
 
@@ -135,8 +137,12 @@ class Postgres:
                 refuse_missing_excluded(name, {*logged, *unsent}, g.config.exclude)
                 return catalog.complete_relation(connection, relation, identities.get(name, {}).get("keys", []))
 
+        timeline = Timeline(g.follow.storage(), g.login.display_address)
         return ReplicationSession(
-            g.login, g.config.slot, g.config.publication, read_ahead, server=start.server, describe=describe
+            *(g.login, g.config.slot, g.config.publication, read_ahead),
+            server=start.server,
+            timeline=timeline,
+            describe=describe,
         )
 
     def log_end(self) -> int:

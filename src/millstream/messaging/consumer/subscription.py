@@ -144,6 +144,11 @@ class Subscription:
         await self._ended.wait()
 
     @property
+    def handling(self) -> bool:
+        """Whether a handler or the user has a message without an outcome."""
+        return self._state.in_flight.has_unsettled()
+
+    @property
     def has_read(self) -> bool:
         """Whether it was ever ready: then an error that ends it may be transient, because it worked once."""
         return self._state.joined
