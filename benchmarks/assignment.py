@@ -79,7 +79,7 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
         ),
         Result("takeover_s", statistics.median(takeovers), "s (lease 2 s)", goal="<= 3"),
         Result("renew_10000", statistics.median(renewals), "ms", goal="<= 150"),
-        Result("place_10000", max(spreads), f"% from an even share ({statistics.median(placings):.2f} s)", goal="<= 5"),
+        Result("place_10000", max(spreads), f"% from even ({statistics.median(placings):.2f} s)", goal="<= 5"),
     ]
 
 

@@ -90,7 +90,7 @@ class _Bench:
                 "spark_streams_10000", streams[0], "entries/s", "one stream of the same entries", streams[1], ">= 0.3 x"
             ),
             Result("spark_latency_p50_ms", latency, "ms", goal="<= 150"),
-            Result("spark_memory", big / small, "x the peak for a tenth of the data", goal="<= 1.2"),
+            Result("spark_memory", big / small, "x (of the peak for a tenth of the data)", goal="<= 1.2"),
         ]
 
     def _fill(self, stream: str, count: int) -> None:

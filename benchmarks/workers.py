@@ -108,8 +108,10 @@ def running(processes: int, *, port: int | None = None, scraped: bool = False) -
 
 def run_scaling(rounds: int, progress: Progress) -> list[Result]:
     progress("a handler that computes for 1 ms: two processes, one process")
-    two, one = interleaved(rounds, lambda: _rate(2, COMPUTED, b"compute"), lambda: _rate(1, COMPUTED, b"compute"))
-    return [Result("run_scaling", two, "messages/s", "one process", one, ">= 1.8 x")]
+    two_processes, one_process = interleaved(
+        rounds, lambda: _rate(2, COMPUTED, b"compute"), lambda: _rate(1, COMPUTED, b"compute")
+    )
+    return [Result("run_scaling", two_processes, "messages/s", "one process", one_process, ">= 1.8 x")]
 
 
 def metrics_cost(rounds: int, progress: Progress) -> list[Result]:

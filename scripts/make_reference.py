@@ -514,17 +514,19 @@ def _families(registry: CollectorRegistry) -> list[Family]:
 
 
 PACKAGES = {
-    "millstream": "What most programs import.",
+    "millstream": "The names that most programs import.",
     "messaging": "Messages, publishers, subscribers, routers, middleware, dead letters, retention.",
     "cqrs": "Commands and events: buses, marshalers, dependencies.",
     "assignment": "Streams that have one owner at a time.",
-    "runner": "Processes: what `millstream run` and `lifespan` are made of.",
+    "runner": "Worker processes of `millstream run`, and routers inside a web application.",
     "broker": "The contract, and the operations for `broker.run`.",
     "model": "Values: ids, entries, groups, policies, clocks.",
     "spark": "The data source `redis_streams`.",
     "cdc": "Changes of databases as Spark sources.",
     "pipelines": "Pipelines from YAML: loading, planning, running.",
     "observe": "Metrics, health, examinations.",
+    "dashboard": "The dashboard as an ASGI application.",
+    "server": "A RESP server for an embedded broker, as `millstream serve` runs it.",
     "testing": "For your tests: waiting, servers, faults, the conformance kit.",
 }
 """The packages in the order of the reference; each page lists the public API of one package."""

@@ -61,7 +61,7 @@ async def main(url: str, topic: str, directory: str, options: dict[str, Any]) ->
         # Heartbeats are sent three times in the claim time. A consumer that misses one and a half of them may lose its
         # entries. The ledger's beats use the same connection, so that a server without CPU time is noticed too.
         silent_s = settings["claim_min_idle_ms"] / 2000
-        # What it may have in flight over all topics: one pause cannot explain more redeliveries.
+        # The number of messages that it may have in flight: one pause cannot explain more redeliveries.
         held = min(settings["max_in_flight"] * len(topics), subscriber.settings.process_max_in_flight)
         beating = asyncio.create_task(ledger.keep_heartbeat(silent_s=silent_s, held=held, through=broker.ping))
 

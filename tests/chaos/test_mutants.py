@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 IN_FULL = int(os.environ.get("TRIALS", "2")) > 2
 TRIED = MUTANTS if IN_FULL else MUTANTS[:3]
 TESTS_FAILED = 1
-"""What pytest exits with: neither "all passed" nor "nothing was collected" nor an error of its own."""
+"""The exit code of pytest for failed tests, unlike those for "all passed", "nothing was collected" and its own
+errors."""
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 

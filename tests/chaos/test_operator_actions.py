@@ -1,5 +1,5 @@
-"""What operators do to a Redis in use, or to the nodes of a cluster of three: hang it, fill it, disconnect all clients,
-flush scripts, delete groups.
+"""Actions of operators on a Redis in use, or on the nodes of a cluster of three: pause it, fill it, disconnect all
+clients, flush scripts, delete groups.
 
 Publishers and subscribers continue through all of it. Each confirmed message is stored once, every stored message is
 handled, and its output is stored. No component ends by itself, or receives an error that a retry would have resolved.

@@ -63,10 +63,10 @@ class Writer(ABC):
         """One call. Returns when it was answered."""
 
     def open(self) -> None:  # noqa: B027  # most have nothing to open, or to close
-        """Makes what the calls share."""
+        """Opens the objects that the calls share."""
 
     async def close(self) -> None:  # noqa: B027
-        """Ends what the calls share."""
+        """Closes the objects that the calls share."""
 
     async def run(self) -> None:
         """Until ``stop``. Call ``close`` after its entries were checked: until then it moves delayed messages."""

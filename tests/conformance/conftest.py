@@ -18,7 +18,7 @@ import pytest
 from millstream import open_blocking_broker, open_broker
 from millstream.testing.conformance import Unblocked
 
-pytest.register_assert_rewrite("messaging_chapters")  # before anybody imports it
+pytest.register_assert_rewrite("messaging_chapters")  # before any module imports it
 from messaging_chapters.chapter import flush  # noqa: E402 - after that
 
 COLUMNS = ("embedded", "server", "redis")

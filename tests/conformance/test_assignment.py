@@ -571,8 +571,8 @@ async def test_stream_with_a_malformed_owner_record_does_not_affect_other_stream
 
 
 async def test_heartbeats_continue_during_a_long_release(broker_url: str) -> None:
-    """A release waits for the application. Meanwhile the other member sees that this one lives, and takes none of its
-    other streams."""
+    """A release waits for the application. Meanwhile this member stays alive for the other member, which takes none of
+    its other streams."""
     held_up, go_on = asyncio.Event(), asyncio.Event()
 
     async def finish_first(streams: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""One suite, three columns, two APIs: what every broker promises."""
+"""The guarantees of every broker: one suite over three kinds of brokers and two APIs."""
 
 from __future__ import annotations
 

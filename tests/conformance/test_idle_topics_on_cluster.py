@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import pytest
-from messaging_chapters.chapter import QUICK, Seen
+from messaging_chapters.chapter import QUICK, RecordingHandler
 from test_many_topics import acknowledged, reading
 
 from millstream import Broker, open_broker
@@ -64,16 +64,16 @@ async def publish_to_all(broker: Broker, topics: list[str]) -> None:
 async def test_reported_writes_are_read(cluster: ClusterSetup) -> None:
     topics = new_topics()
     async with open_broker(cluster.url) as broker:
-        seen = Seen()
-        async with reading(broker, topics, seen, **PATIENT):
+        recorder = RecordingHandler()
+        async with reading(broker, topics, recorder, **PATIENT):
             assert len(polled(topics)) == len({slot_of(topic.encode()) for topic in topics}) - WAITING_SLOTS
             for round_ in range(1, 4):
                 await all_idle()
                 await publish_to_all(broker, topics)
-                await seen.have(round_ * len(topics))
+                await recorder.have(round_ * len(topics))
             await all_idle()
             await acknowledged(broker, topics)
-    assert sorted(seen.payloads) == sorted(topic.encode() for topic in topics * 3)
+    assert sorted(recorder.payloads) == sorted(topic.encode() for topic in topics * 3)
 
 
 async def test_entries_that_arrive_during_reads_are_not_forgotten(cluster: ClusterSetup) -> None:
@@ -83,15 +83,15 @@ async def test_entries_that_arrive_during_reads_are_not_forgotten(cluster: Clust
     chance = random.Random(seed)
     topics = new_topics(30)
     async with open_broker(cluster.url) as broker, open_broker(cluster.url) as other, Publisher(other) as publisher:
-        seen = Seen()
-        async with reading(broker, topics, seen, **PATIENT):
+        recorder = RecordingHandler()
+        async with reading(broker, topics, recorder, **PATIENT):
             sent = 0
             for _ in range(150):
                 chosen = chance.choices(topics, k=chance.randint(1, 8))
                 await asyncio.gather(*(publisher.publish(topic, Message(b"x")) for topic in chosen))
                 sent += len(chosen)
                 await asyncio.sleep(chance.choice((0, 0.001, 0.01, 0.05)))
-            await seen.have(sent)
+            await recorder.have(sent)
             await acknowledged(broker, topics)
 
 
@@ -123,12 +123,12 @@ async def test_lost_reports_only_delay_entries(cluster: ClusterSetup) -> None:
     watch = SilentWatch()
     async with open_broker(cluster.url) as broker:
         broker.context.watch_keys = lambda: watch
-        seen = Seen()
-        async with reading(broker, topics, seen, block_ms=200):
+        recorder = RecordingHandler()
+        async with reading(broker, topics, recorder, block_ms=200):
             await all_idle()
             names = polled(topics)
             await publish_to_all(broker, topics)
-            await seen.have(len(topics))
+            await recorder.have(len(topics))
             await acknowledged(broker, topics)
         assert sorted(watch.verified) == sorted(name.encode() for name in names)
         assert not watch.keys
@@ -138,14 +138,14 @@ async def test_group_destroyed_while_its_topic_is_idle_is_recovered(cluster: Clu
     """With the next entry, and without one."""
     topics = new_topics()
     async with open_broker(cluster.url) as broker:
-        seen = Seen()
-        async with reading(broker, topics, seen, block_ms=500):
+        recorder = RecordingHandler()
+        async with reading(broker, topics, recorder, block_ms=500):
             await all_idle()
             first, second = polled(topics)[:2]
             await broker.delete_group(first, "g")
             await broker.delete_group(second, "g")
             await publish_to_all(broker, [first])
-            await seen.have(1)
+            await recorder.have(1)
 
             async def recreated() -> bool:
                 return all(
@@ -154,15 +154,15 @@ async def test_group_destroyed_while_its_topic_is_idle_is_recovered(cluster: Clu
 
             await eventually(recreated, what="both groups to be recreated")
             await publish_to_all(broker, [second])
-            await eventually(lambda: second.encode() in seen.payloads, what="the entry of the second")
+            await eventually(lambda: second.encode() in recorder.payloads, what="the entry of the second")
 
 
 async def test_slot_of_an_idle_topic_moves(resharded_cluster: ClusterSetup) -> None:
     cluster = resharded_cluster
     topics = new_topics()
     async with open_broker(cluster.url) as broker:
-        seen = Seen()
-        async with reading(broker, topics, seen, **PATIENT):
+        recorder = RecordingHandler()
+        async with reading(broker, topics, recorder, **PATIENT):
             await all_idle()
             topic = polled(topics)[-1]
             slot = slot_of(topic.encode())
@@ -170,10 +170,10 @@ async def test_slot_of_an_idle_topic_moves(resharded_cluster: ClusterSetup) -> N
             target = next(node for node in cluster.nodes if node is not source)
             await asyncio.to_thread(cluster.move, slot, target)
             await publish_to_all(broker, topics)
-            await seen.have(len(topics))
+            await recorder.have(len(topics))
             await all_idle()
             await publish_to_all(broker, [topic])
-            await eventually(lambda: seen.payloads.count(topic.encode()) == 2, what="the entry at the new node")
+            await eventually(lambda: recorder.payloads.count(topic.encode()) == 2, what="the entry at the new node")
             await acknowledged(broker, topics)
         for topic in topics:
             await broker.delete_stream(topic, companions=True)
@@ -182,18 +182,18 @@ async def test_slot_of_an_idle_topic_moves(resharded_cluster: ClusterSetup) -> N
 async def test_node_that_was_killed_reports_again(own_cluster: ClusterSetup) -> None:
     topics = new_topics()
     async with open_broker(own_cluster.url) as broker:
-        seen = Seen()
-        async with reading(broker, topics, seen, **PATIENT):
+        recorder = RecordingHandler()
+        async with reading(broker, topics, recorder, **PATIENT):
             await all_idle()
             node = own_cluster.owner(slot_of(polled(topics)[0].encode()))
             node.kill()
             await asyncio.to_thread(own_cluster.restart, node)
             await publish_to_all(broker, topics)
-            await eventually(lambda: set(seen.payloads) == {topic.encode() for topic in topics}, what="every topic")
+            await eventually(lambda: set(recorder.payloads) == {topic.encode() for topic in topics}, what="every topic")
             await all_idle()
-            before = len(seen.payloads)
+            before = len(recorder.payloads)
             await publish_to_all(broker, topics)
-            await seen.have(before + len(topics))
+            await recorder.have(before + len(topics))
 
 
 async def test_cluster_that_refuses_tracking_is_polled(
@@ -204,11 +204,11 @@ async def test_cluster_that_refuses_tracking_is_polled(
     url = own_cluster.url.replace("redis+cluster://", "redis+cluster://plain:secret@")
     topics = new_topics()
     async with open_broker(url) as broker:
-        seen = Seen()
-        async with reading(broker, topics, seen, **PATIENT):
+        recorder = RecordingHandler()
+        async with reading(broker, topics, recorder, **PATIENT):
             await eventually(lambda: "CLIENT TRACKING" in caplog.text, what="the refusal in the log")
             for round_ in range(1, 3):
                 await publish_to_all(broker, topics)
-                await seen.have(round_ * len(topics))
+                await recorder.have(round_ * len(topics))
             await acknowledged(broker, topics)
     assert caplog.text.count("CLIENT TRACKING") == 1

@@ -84,7 +84,7 @@ async def test_woken_blocking_read_returns_as_if_it_timed_out(broker_url: str) -
 
         await eventually(woken, what="it to wake up")
         assert await reading_now == []
-        # The same connection waits again, and takes what comes.
+        # The same connection waits again, and receives the next entry.
         again = read()
         await eventually(lambda: len(waits) == 2, what="it to wait again")
         await broker.xadd("{w}b", {"n": 1})

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from messaging_chapters.chapter import QUICK, EventLog, Seen, flush, numbered
+from messaging_chapters.chapter import QUICK, EventLog, RecordingHandler, flush, numbered
 from messaging_chapters.recovery import abandon
 
 from millstream import Broker, open_broker
@@ -84,17 +84,17 @@ async def test_every_topic_is_read_by_few_connections_and_tasks(broker: Broker) 
     topics = [f"t{n}" for n in range(MANY)]
     before = len(asyncio.all_tasks())
     async with Publisher(broker) as publisher:
-        seen = Seen()
-        async with reading(broker, topics, seen):
+        recorder = RecordingHandler()
+        async with reading(broker, topics, recorder):
             # One task for each ``consume`` of this test, and the shared ones.
             assert len(asyncio.all_tasks()) - before - MANY < 30
             if not broker.transport.features.embedded:
                 assert await connections(broker) < 32
             for topic in topics:
                 await publisher.publish(topic, Message(topic.encode()))
-            await seen.have(MANY, timeout_s=120)
+            await recorder.have(MANY, timeout_s=120)
             await acknowledged(broker, topics[:50])
-    assert Counter(seen.payloads) == Counter(topic.encode() for topic in topics)
+    assert Counter(recorder.payloads) == Counter(topic.encode() for topic in topics)
 
 
 async def test_backlogged_stream_does_not_starve_idle_ones(broker: Broker) -> None:
@@ -155,7 +155,7 @@ async def test_backlogged_stream_does_not_starve_idle_ones(broker: Broker) -> No
 async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages without a started handler use memory: one round of reads brings at most the allowed number."""
+    """Messages without a started handler use memory: one round of reads returns at most the allowed number."""
     monkeypatch.setattr(backlog, "MAX_READ_AHEAD", 100)
     monkeypatch.setattr(reads, "MAX_MESSAGES_PER_READ", 100)
     topics = [f"t{n}" for n in range(20)]
@@ -166,14 +166,14 @@ async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
         (running,) = shared._consumers[asyncio.get_running_loop()].values()
         maximum = max(maximum, sum(topic.in_flight.ready for topic in running.heartbeat.topics()))
 
-    seen = Seen(handle)
+    recorder = RecordingHandler(handle)
     async with Publisher(broker) as publisher:
         for topic in topics:
             await publisher.publish(topic, *numbered(100))
-        async with reading(broker, topics, seen, count=100, max_in_flight=100):
-            await seen.have(2_000, timeout_s=120)
+        async with reading(broker, topics, recorder, count=100, max_in_flight=100):
+            await recorder.have(2_000, timeout_s=120)
             await acknowledged(broker, topics)
-    assert Counter(seen.payloads) == {b"%d" % n: 20 for n in range(100)}
+    assert Counter(recorder.payloads) == {b"%d" % n: 20 for n in range(100)}
     # Two rounds, because the second may arrive before the first has started, and the entries of blocking reads.
     assert maximum <= 3 * 100
 
@@ -181,10 +181,10 @@ async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
 async def test_broken_streams_of_each_kind_do_not_affect_others(broker: Broker) -> None:
     topics = [f"t{n}" for n in range(SOME)]
     events = EventLog()
-    seen = Seen()
+    recorder = RecordingHandler()
     async with (
         Publisher(broker) as publisher,
-        reading(events.observe(broker), topics, seen, block_ms=200) as (_, tasks),
+        reading(events.observe(broker), topics, recorder, block_ms=200) as (_, tasks),
     ):
         await broker.delete("t7")
         await broker.set("t7", "no stream")
@@ -195,7 +195,7 @@ async def test_broken_streams_of_each_kind_do_not_affect_others(broker: Broker) 
             if topic != "t7":
                 await publisher.publish(topic, Message(topic.encode()))
         await eventually(
-            lambda: {payload.decode() for payload in seen.payloads} == set(topics) - {"t7"},
+            lambda: {payload.decode() for payload in recorder.payloads} == set(topics) - {"t7"},
             what="all others",
             timeout_s=120,
         )
@@ -213,17 +213,17 @@ async def test_stream_without_read_permission_does_not_affect_others(redis_url: 
         await broker.transport.call(Command(rule))
         try:
             async with open_broker(f"redis://narrow:secret@{host}") as narrow, Publisher(broker) as publisher:
-                seen = Seen()
+                recorder = RecordingHandler()
                 subscriber = Subscriber(narrow, group="g", consumer="me", **CALM)
                 topics = [f"t{n}" for n in range(50)]
-                tasks = [asyncio.create_task(subscriber.consume(topic, seen)) for topic in topics]
+                tasks = [asyncio.create_task(subscriber.consume(topic, recorder)) for topic in topics]
                 with pytest.raises(PermissionDenied):
-                    await subscriber.consume("elsewhere", seen)
+                    await subscriber.consume("elsewhere", recorder)
                 await eventually(lambda: subscriber.ready, what="the others")
                 for topic in topics:
                     await publisher.publish(topic, Message(b"x"))
-                await seen.have(50)
-                # No read can be woken, so closing waits until they come back by themselves, which is soon.
+                await recorder.have(50)
+                # No read can be woken, so closing waits until the reads return by themselves after a short time.
                 await asyncio.wait_for(subscriber.close(), 60)
                 await asyncio.gather(*tasks)
         finally:
@@ -269,8 +269,8 @@ async def test_streams_are_made_and_deleted_while_others_are_read(broker: Broker
     seed = random.randrange(10**9)
     print("seed", seed)
     chance = random.Random(seed)
-    seen = Seen()
-    async with reading(broker, topics, seen, block_ms=100):
+    recorder = RecordingHandler()
+    async with reading(broker, topics, recorder, block_ms=100):
         for number in range(20):
             for topic in chance.sample(topics, a_round):
                 await broker.delete(topic)
@@ -279,40 +279,40 @@ async def test_streams_are_made_and_deleted_while_others_are_read(broker: Broker
         for topic in topics:
             await broker.xadd(topic, {"payload": f"last of {topic}", "uuid": f"{topic}-last"})
         last = {f"last of {topic}".encode() for topic in topics}
-        await eventually(lambda: last <= set(seen.payloads), what="the last of each", timeout_s=120)
+        await eventually(lambda: last <= set(recorder.payloads), what="the last of each", timeout_s=120)
         await acknowledged(broker, topics)
 
 
 async def test_topics_join_and_leave_without_losing_read_entries(broker: Broker) -> None:
     steady = [f"steady-{n}" for n in range(20)]
-    seen = Seen()
-    async with Publisher(broker) as publisher, reading(broker, steady, seen) as (subscriber, _):
+    recorder = RecordingHandler()
+    async with Publisher(broker) as publisher, reading(broker, steady, recorder) as (subscriber, _):
         for number in range(30):
             guest = f"guest-{number % 3}"
             other = Subscriber(broker, group="g", consumer="me", **CALM)
-            task = asyncio.create_task(other.consume(guest, seen))
+            task = asyncio.create_task(other.consume(guest, recorder))
             await publisher.publish(guest, Message(b"guest %d" % number))
             await publisher.publish(steady[number % 20], Message(b"steady %d" % number))
             if number % 2:
-                await eventually(lambda n=number: b"guest %d" % n in seen.payloads, what="the guest's message")
+                await eventually(lambda n=number: b"guest %d" % n in recorder.payloads, what="the guest's message")
             await other.close()
             await task
         assert subscriber.ready
         # Entries that arrived for a topic that had left were returned, and its next subscriber gets them.
         last = Subscriber(broker, group="g", consumer="me", **CALM)
-        tasks = [asyncio.create_task(last.consume(f"guest-{n}", seen)) for n in range(3)]
+        tasks = [asyncio.create_task(last.consume(f"guest-{n}", recorder)) for n in range(3)]
         everything = {b"%s %d" % (kind, n) for kind in (b"guest", b"steady") for n in range(30)}
-        await eventually(lambda: set(seen.payloads) == everything, what="everything", timeout_s=120)
+        await eventually(lambda: set(recorder.payloads) == everything, what="everything", timeout_s=120)
         await acknowledged(broker, [*steady, *(f"guest-{n}" for n in range(3))])
         await last.close()
         await asyncio.gather(*tasks)
-    assert Counter(seen.payloads) == Counter(everything), "nothing was handled twice"
+    assert Counter(recorder.payloads) == Counter(everything), "nothing was handled twice"
 
 
 async def test_repeated_joining_and_leaving_leaks_nothing(broker: Broker) -> None:
     async def one_round() -> None:
         subscriber = Subscriber(broker, group="g", consumer="me", **CALM)
-        tasks = [asyncio.create_task(subscriber.consume(f"t{n}", Seen())) for n in range(10)]
+        tasks = [asyncio.create_task(subscriber.consume(f"t{n}", RecordingHandler())) for n in range(10)]
         await eventually(lambda: len(subscriber.readiness) == 10 and subscriber.ready, what="all to be read")
         await subscriber.close()
         await asyncio.gather(*tasks)
@@ -351,12 +351,12 @@ async def limits_hold(broker: Broker, topics: list[str]) -> None:
     async def wait(message: Message) -> None:
         await go_on.wait()
 
-    seen = Seen(wait)
+    recorder = RecordingHandler(wait)
     async with Publisher(broker) as publisher:
         for topic in topics:
             await publisher.publish(topic, *numbered(20))
         options = {"max_in_flight": 10, "process_max_in_flight": 60, "process_max_bytes_in_flight": 1 << 40}
-        async with reading(broker, topics, seen, **options):
+        async with reading(broker, topics, recorder, **options):
 
             async def held() -> int:
                 return sum([(await broker.xpending(topic, "g")).count for topic in topics])
@@ -369,7 +369,7 @@ async def limits_hold(broker: Broker, topics: list[str]) -> None:
                 await asyncio.sleep(0.01)
                 assert await held() <= 60
             go_on.set()
-            await seen.have(600, timeout_s=120)
+            await recorder.have(600, timeout_s=120)
             await acknowledged(broker, topics)
 
 
@@ -382,23 +382,23 @@ async def test_bytes_are_bounded_for_all_topics_together(broker: Broker) -> None
     async def wait(message: Message) -> None:
         await go_on.wait()
 
-    seen = Seen(wait)
+    recorder = RecordingHandler(wait)
     options = {"max_in_flight": 10, "max_bytes_in_flight": 20_000, "process_max_bytes_in_flight": maximum}
     held: list[int] = []
     async with Publisher(broker) as publisher:
         for topic in topics:
             await publisher.publish(topic, *(Message(b"x" * size) for _ in range(20)))
-    async with reading(broker, topics, seen, **options):
-        await eventually(lambda: seen.under_way * size >= maximum // 2, what="the process to have its fill")
+    async with reading(broker, topics, recorder, **options):
+        await eventually(lambda: recorder.running * size >= maximum // 2, what="the process to have its fill")
         for _ in range(30):
             await asyncio.sleep(0.01)
             held.append(sum([(await broker.xpending(topic, "g")).count for topic in topics]) * size)
         go_on.set()
-        await seen.have(600, timeout_s=120)
+        await recorder.have(600, timeout_s=120)
         await acknowledged(broker, topics)
     print(f"the most that was held: {max(held):,} of {maximum:,} bytes")
     assert max(held) <= maximum
-    assert seen.most * size <= maximum
+    assert recorder.max_running * size <= maximum
 
 
 @pytest.mark.parametrize(
@@ -416,13 +416,13 @@ async def test_abandoned_entries_are_claimed_within_the_limits_of_the_process(
     async def wait(message: Message) -> None:
         await go_on.wait()
 
-    seen = Seen(wait)
+    recorder = RecordingHandler(wait)
     async with Publisher(broker) as publisher:
         for topic in topics:
             await publisher.publish(topic, *(Message(b"x" * 1_000) for _ in range(10)))
             await abandon(broker, topic, holder, count=10)
     options = {"max_in_flight": 10, "max_bytes_in_flight": 50_000, "claim_interval_ms": 50, **bound}
-    async with reading(broker, topics, seen, **options):
+    async with reading(broker, topics, recorder, **options):
         (running,) = shared._consumers[asyncio.get_running_loop()].values()
         try:
             await eventually(lambda: running.capacity.messages >= 40, what="the process to have its fill", timeout_s=60)
@@ -431,9 +431,9 @@ async def test_abandoned_entries_are_claimed_within_the_limits_of_the_process(
                 assert running.capacity.messages <= 50
         finally:
             go_on.set()
-        await seen.have(300, timeout_s=120)
+        await recorder.have(300, timeout_s=120)
         await acknowledged(broker, topics)
-    assert len(seen.messages) == 300
+    assert len(recorder.messages) == 300
 
 
 async def test_read_that_fails_only_as_a_whole_is_reported(cluster: ClusterSetup) -> None:
@@ -443,7 +443,7 @@ async def test_read_that_fails_only_as_a_whole_is_reported(cluster: ClusterSetup
     async with open_broker(cluster.url) as broker:
         no_cluster = Broker(broker.transport, replace(broker.context, observer=events, cluster=False))
         subscriber = Subscriber(no_cluster, group="g", consumer="me", **CALM)
-        tasks = [asyncio.create_task(subscriber.consume(topic, Seen())) for topic in topics]
+        tasks = [asyncio.create_task(subscriber.consume(topic, RecordingHandler())) for topic in topics]
         await eventually(lambda: "messaging.read_failed" in events, what="an event")
         assert not subscriber.ready
         await subscriber.close()
@@ -454,12 +454,12 @@ async def test_many_topics_on_a_cluster(cluster: ClusterSetup) -> None:
     """A read covers one slot: the first slots have blocking reads, the others are polled at a limited rate."""
     topics = [f"many:{random.randrange(10**9)}:{n}" for n in range(60)]
     async with open_broker(cluster.url) as broker, Publisher(broker) as publisher:
-        seen = Seen()
-        async with reading(broker, topics, seen, block_ms=300):
+        recorder = RecordingHandler()
+        async with reading(broker, topics, recorder, block_ms=300):
             for round_ in range(3):
                 for topic in topics:
                     await publisher.publish(topic, Message(b"%d" % round_))
-            await seen.have(180, timeout_s=120)
+            await recorder.have(180, timeout_s=120)
             (running,) = shared._consumers[asyncio.get_running_loop()].values()
             print(f"a polled topic is heard of within {running.reader.max_poll_ms:.0f} ms")
             assert 0 < running.reader.max_poll_ms <= 1_000
@@ -472,15 +472,15 @@ async def test_all_topics_continue_after_a_server_restart(tmp_path: Any) -> None
     topics = [f"t{n}" for n in range(500)]
     with RedisProcess(["--appendonly", "yes"], directory=str(tmp_path)) as server:
         async with open_broker(server.url) as broker, Publisher(broker) as publisher:
-            seen = Seen()
-            async with reading(broker, topics, seen, block_ms=300) as (subscriber, _):
+            recorder = RecordingHandler()
+            async with reading(broker, topics, recorder, block_ms=300) as (subscriber, _):
                 for topic in topics:
                     await publisher.publish(topic, Message(b"before"))
-                await seen.have(500)
+                await recorder.have(500)
                 await acknowledged(broker, topics)
                 server.kill()
                 server.start()
                 for topic in topics:
                     await publisher.publish(topic, Message(b"after"))
-                await eventually(lambda: seen.payloads.count(b"after") >= 500, what="all again", timeout_s=120)
+                await eventually(lambda: recorder.payloads.count(b"after") >= 500, what="all again", timeout_s=120)
                 await eventually(lambda: subscriber.ready, what="all to be read")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import pytest
-from messaging_chapters.chapter import Seen, nothing_pending, numbered, running
+from messaging_chapters.chapter import RecordingHandler, nothing_pending, numbered, running
 from messaging_chapters.handling import nothing_pending_after
 from messaging_chapters.recovery import abandon
 
@@ -53,20 +53,20 @@ async def test_retries_delays_and_dead_letters(broker: Broker, publisher: Publis
         if message.payload == b"3" and message.times_delivered < 3:
             await message.nack(delay_ms=20)
 
-    seen = Seen(fails)
-    async with running(broker, topic, seen):
-        await seen.have(23)
+    recorder = RecordingHandler(fails)
+    async with running(broker, topic, recorder):
+        await recorder.have(23)
         await nothing_pending(broker, topic)
-    assert b"later" in seen.payloads
+    assert b"later" in recorder.payloads
     assert await broker.xlen(companion_key(topic, "dlq")) == 1
 
 
 async def test_entries_of_a_dead_consumer(broker: Broker, publisher: Publisher, topic: str) -> None:
     await publisher.publish(topic, *numbered(10))
     await abandon(broker, topic, "dead", count=10)
-    seen = Seen()
-    async with running(broker, topic, seen):
-        await seen.have(10)
+    recorder = RecordingHandler()
+    async with running(broker, topic, recorder):
+        await recorder.have(10)
         await nothing_pending(broker, topic)
 
 

@@ -1,4 +1,4 @@
-"""Programs written for natricine run with other imports alone; what its workers write and read is shared, to the byte.
+"""Programs written for natricine run after only their imports are changed; the wire format is the same.
 
 No ``from __future__ import annotations`` here: handlers inside tests are registered by their annotations.
 """

@@ -1,4 +1,4 @@
-"""A consumer group of a partition that is deleted or recreated costs duplicates, never messages."""
+"""If the consumer group of a partition is deleted or recreated, messages are duplicated and never lost."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_new_owner_reads_everything_if_the_group_was_deleted_with_its_dead
         await eventually(lambda: broker.exists("orders.p0"), timeout_s=30)
         await publisher.publish("orders", *(Message(b"%d" % n, {"key": f"k{n}"}) for n in range(6)))
         await started.wait()
-        await doomed.close()  # as if the process had died: it gives nothing back
+        await doomed.close()  # as if the process had died: it returns no entries
         await broker.delete_group("orders.p0", "g")
         async with make(broker, hangs=False):
             await eventually(lambda: len(handled) == 6, what="every message to be handled", timeout_s=30)

@@ -26,7 +26,7 @@ from millstream.wire.commands import Command
 async def test_processes_with_the_same_consumer_name_lose_nothing_and_report_it(
     broker_url: str, caplog: pytest.LogCaptureFixture, publish_to: OutputTopic | None
 ) -> None:
-    """The second takes the first one's in-flight messages for its own lost ones: they are handled again, but none is
+    """The second recovers the first one's in-flight messages as its own: they are handled again, but none is
     dead-lettered before it was handled. The first one detects it when it acknowledges, and logs what to do."""
     caplog.set_level("ERROR")
     events = EventLog()

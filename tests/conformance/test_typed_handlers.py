@@ -9,7 +9,7 @@ from typing import Annotated
 
 import pytest
 from pydantic import BaseModel
-from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
+from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
 from millstream import Broker, Message, Publisher, Router, open_broker
 from millstream.cqrs import Depends

@@ -47,7 +47,7 @@ class Terminal:
         return int(child.exitstatus), printed + str(child.before)
 
     def pipes(self, *words: str) -> tuple[int, str]:
-        """The same without a terminal, as a script would."""
+        """Runs the command without a terminal, as a script does."""
         done = subprocess.run([MILLSTREAM, *words], env=self.environment, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout
 

@@ -90,7 +90,7 @@ SHOWN_ELSEWHERE = {
     "init": "test_init.py",
     "observe export": "test_prometheus_rules.py",
 }
-"""They run until they are stopped or for long, or print a document: the file that looks at what they say."""
+"""Commands that run long, or print a document, and the test file that checks their output."""
 DRIVER = """
 import sys
 from millstream.cli.main import main
@@ -128,7 +128,7 @@ def fill(broker: BlockingBroker) -> None:
 
 @pytest.fixture
 def here() -> Iterator[Path]:
-    """A directory whose name is as long wherever the tests run: it is on the screens."""
+    """A directory whose name has the same length on every machine, because it is printed."""
     with tempfile.TemporaryDirectory(prefix="here-", dir="/tmp") as directory:
         yield Path(directory)
 
@@ -181,14 +181,15 @@ def screens(server: RedisProcess, here: Path) -> str:
 
 
 def steady(printed: str) -> str:
-    """Without colours, and without what is another figure in every run: ages, sizes, times, and ids by the clock."""
+    """The output without colours and without values that change in every run: ages, sizes, times, and ids by the
+    clock."""
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed)
     text = "\n".join(
         line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")
-    )  # what was painted over is gone
+    )  # text that was overwritten is not visible
     text = re.sub(r"\b[\d,.]+ (ms|s|min|h|d)\b", lambda result: "#" * (len(result[0]) - 2) + " s", text)
     text = re.sub(r"\b[\d.]+ (B|kB|MB|GB)\b", lambda found: "#" * (len(found[0]) - 2) + " B", text)
-    text = re.sub(r"(?m)^moving .*\n", "", text)  # a bar that is erased when it ends: how far it came is chance
+    text = re.sub(r"(?m)^moving .*\n", "", text)  # a progress bar that is erased at its end: its last state is random
     text = re.sub(r"(?m)^dashboard_\w+ .*$", lambda found: re.sub(r"[\d.,]+|yes|no", "#", found[0]), text)
     return re.sub(r"\b1[789]\d{11}\b(?<!1700000000\d{3})", "#" * 13, text)
 

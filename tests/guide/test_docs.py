@@ -44,7 +44,7 @@ SAID = re.compile(r"[Ii]t prints `([^`]+)`")
 
 
 def printed(page: Path) -> list[str]:
-    """What the page says that its Python prints: a ``text`` block right behind it, or the words "it prints"."""
+    """The documented output of a Python block: the ``text`` block after it, or the words "it prints"."""
     text = page.read_text()
     return [*PRINTED.findall(text), *SAID.findall(text)]
 

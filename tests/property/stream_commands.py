@@ -28,7 +28,7 @@ VALUES = st.sampled_from(
 )
 PLAIN_IDS = st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(0, 14), st.sampled_from([0] * 8 + [1, 2]))
 NEXT = st.just(b"@")
-"""Stands for an id greater than all that stood here before."""
+"""A placeholder for an id that is greater than all earlier ones."""
 ODD_IDS = st.sampled_from(
     [
         *(b"5", b"0", b"7", b"5-*", b"7-*", b"0-*", b"0-0", b"0-1", b"300", b"90-1", b"18446744073709551615-0"),
@@ -47,13 +47,13 @@ ENDS = st.one_of(st.sampled_from([b"+", b"+", b"9", b"("]), IDS, IDS.map(lambda 
 NUMBERS = st.sampled_from([b"0", b"1", b"2", b"3", b"5", b"10", b"50", b"-1", b"x", b"", b"9223372036854775808", b"01"])
 COUNTS = st.sampled_from([b"1", b"2", b"3", b"5", b"50"] * 2 + [b"0", b"-1", b"x", b"9223372036854775807"])
 IDLES = st.sampled_from([b"0"] * 6 + [b"1000000"] * 2 + [b"-5", b"x"])
-"""What a claim asks for: nothing, or more than any entry has that was not made to look idle."""
+"""Minimum idle times of claims: 0, or more than the idle time of any entry that was not set explicitly."""
 FAR_PAST = st.sampled_from([b"5000000", b"5000000", b"0", b"-1", b"x", b"9223372036854775807"])
 READS = st.sampled_from([b"0", b"1", b"3", b"100", b"-1", b"-2", b"x"])
 
 
 def words_of(line: str) -> Words:
-    """The words of a line as people would type it; '' is an empty one."""
+    """The arguments of a line as a user would type it; '' is an empty one."""
     return tuple(b"" if word == "''" else word.encode() for word in line.split())
 
 
@@ -273,7 +273,7 @@ STEPS_WITH_WAITS = sequences(ONE, ONE, WAITING, WAITING, IN_ONE_GO, speakers=SPE
 
 
 def ending() -> Iterator[OperationFunction]:
-    """Shows all that there is."""
+    """Reads all values."""
     for key in (b"s", b"t", b"u"):
         yield 0, (b"TYPE", key)
         yield 0, (b"XLEN", key)

@@ -13,7 +13,7 @@ from millstream.wire.commands import ErrorReply
 from millstream.wire.resp import encode
 
 AN_HOUR_MS = 3_600_000
-"""Idle times that were made up are hours; those that passed are far below one."""
+"""Idle times that a command has set are hours; real ones are far below an hour."""
 
 
 def _now_ms() -> int:
@@ -62,7 +62,7 @@ class StreamPair:
         return ours, self._theirs[0].ask(*words)
 
     def end_waits(self) -> None:
-        """As if time were up. A connection that Redis had served before would show it now."""
+        """Ends all waits like a timeout. A connection that Redis served earlier would differ now."""
         for session, client_id in zip(self._sessions, self._client_ids, strict=True):
             if self._engine.unblock(session):
                 assert self._control.ask(b"CLIENT", b"UNBLOCK", b"%d" % client_id) == 1, "redis had served it"
@@ -88,7 +88,7 @@ class StreamPair:
 
 
 def comparable(reply: Any) -> Any:
-    """The reply with its kinds; times are rounded, because the two servers do not look at the clock at once."""
+    """The reply with its types. Times are rounded, because the two servers read the clock at different moments."""
     if isinstance(reply, ErrorReply):
         return "error", reply.text
     if isinstance(reply, list):

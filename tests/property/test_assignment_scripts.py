@@ -35,7 +35,7 @@ steps = st.lists(
 
 
 class Side:
-    """One broker, and what a caller would remember between the steps."""
+    """One broker, and the state of a caller between the steps."""
 
     def __init__(self, broker: BlockingBroker) -> None:
         self.broker = broker
@@ -48,7 +48,7 @@ class Side:
         return result if right else b"12 absent"
 
     def step(self, name: str, *args: Any) -> Any:
-        """The answer, without what the clock has made of it."""
+        """The reply without values from the clock."""
         broker = self.broker
         try:
             if name == "beat":

@@ -110,7 +110,7 @@ class Storm:
             stream = self.chance.choice(sorted(member.steps.owned))
             try:
                 await member.steps.finish(stream)
-            except NotTheOwner:  # it slept, and has not looked yet
+            except NotTheOwner:  # it was paused, and has not read the table yet
                 return
             member.believes.pop(stream, None)
             self.announced.discard(stream)
@@ -192,7 +192,7 @@ async def test_faults_never_give_a_stream_two_owners_or_none(cluster: bool) -> N
 
 
 async def test_ledger_detects_a_missing_fence() -> None:
-    """The harness itself: where owners write without their token, some storm shows it."""
+    """Tests the harness: if owners write without their token, at least one run detects it."""
     noticed = 0
     for seed in range(20):
         try:

@@ -26,7 +26,7 @@ WORDS = [
     *(b"", b"\0", b"\xff\xfe", b"\r\n", b"a" * 3000, b"[" * 3000, b"*?" * 2000, b"%s%n{}", b"-0", b"00", b"+1", b" 1"),
 ]
 NEVER = {"DEBUG"}
-"""What a test cannot survive, or that is off by default."""
+"""Commands that would end the test, or that are disabled by default."""
 
 
 def all_commands() -> list[Spec]:

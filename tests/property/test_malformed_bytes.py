@@ -30,7 +30,7 @@ PIECES = [
 
 
 def malformed(dice: random.Random) -> bytes:
-    """A damaged request, nonsense of RESP's own letters, or noise."""
+    """A damaged request, random RESP control characters, or random bytes."""
     kind = dice.randrange(5)
     if kind == 0:
         return dice.randbytes(dice.randrange(1, 40))
@@ -73,7 +73,7 @@ def _all(parser: RequestParser, data: bytes) -> list[list[bytes]]:
 
 
 def _hear(sock: socket.socket) -> bytes:
-    """What came, without waiting for more."""
+    """The bytes that were received, without waiting for more."""
     heard = b""
     try:
         while data := sock.recv(1 << 16):

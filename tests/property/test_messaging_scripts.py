@@ -63,12 +63,12 @@ steps = st.lists(
 
 
 def entry(number: int) -> EntryId:
-    """Far in the past, so that what a script adds with ``*`` comes after; the same on both sides."""
+    """An id far in the past, so that entries that a script adds with ``*`` follow it; equal on both sides."""
     return EntryId(1, number)
 
 
 def timeless(swept: Swept) -> Any:
-    """What a script added has an id that the clock made: another one on each side."""
+    """Replaces ids that the clock generated, because they differ between the sides."""
     cursor = swept.cursor if swept.cursor.removeprefix(b"(").startswith((b"0-", b"1-")) else b"later"
     return (
         cursor,
@@ -88,7 +88,7 @@ class Side:
             broker.create_group("s", group, start="0")
 
     def step(self, name: str, *args: Any) -> Any:
-        """The answer without what the clock made of it, and all that is left behind."""
+        """The reply without values from the clock, and the resulting state."""
         try:
             answer = self._do(name, *args)
         except MillstreamError as error:
@@ -211,7 +211,7 @@ def test_scripts_and_emulations_reply_alike(redis_server: RedisProcess, script: 
 
 
 def test_many_ids_are_settled_although_the_consumer_holds_many_others(redis_server: RedisProcess) -> None:
-    """The short way looks at a range; where the consumer holds more between the ids, it looks at each one."""
+    """The fast path reads a range. If the consumer has more entries between the ids, each id is read."""
     for url in (redis_server.url, f"local://{uuid.uuid4()}"):
         with open_blocking_broker(url, max_stream_len=None) as broker:
             broker.delete("many")
@@ -264,7 +264,7 @@ def test_deleted_entries_are_reported_and_removed_from_pending_lists(redis_serve
 
 
 def test_scan_covers_a_long_pending_list(redis_server: RedisProcess) -> None:
-    """Entries of several counts, deleted ones, delayed ones and those to leave alone, over many claims at a time: each
+    """Entries of several counts, deleted ones, delayed ones and skipped ones, over many claims at a time: each
     is returned once, in order, with its count; room and bytes end a page, and the next goes on where it ended."""
     for url in (redis_server.url, f"local://{uuid.uuid4()}"):
         with open_blocking_broker(url) as broker:

@@ -113,7 +113,7 @@ class Trial:
         )()
 
     def check(self) -> None:
-        """Everything that can be seen is the same; idle times are not, for they are times."""
+        """All visible state is equal, except idle times."""
         self.both(b"XRANGE", STREAM, b"-", b"+")
         for group in GROUPS:
             self.both(b"XPENDING", STREAM, group)

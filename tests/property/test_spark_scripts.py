@@ -139,7 +139,7 @@ def test_append_once_at(sides: tuple[Side, Side], seed: int) -> None:
 
 
 def shapes_of_ids(reply: Any) -> Any:
-    """Ids that the servers make are times, and differ: their form must not."""
+    """Generated ids are times, and differ; only their form must be equal."""
     if isinstance(reply, list):
         return [shapes_of_ids(item) for item in reply]
     if isinstance(reply, bytes) and re.fullmatch(rb"[1-9]\d{12}-\d+", reply):
@@ -149,7 +149,7 @@ def shapes_of_ids(reply: Any) -> Any:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_brackets_are_paired(transactions: tuple[Together, Together], seed: int) -> None:
-    """The transaction of the two: the same answers, the same streams; a refused one leaves everything as it was."""
+    """The transaction with both scripts: equal replies and equal streams; a refused transaction changes nothing."""
     chance = random.Random(seed)
 
     def command_pipeline(*commands: Args) -> Any:

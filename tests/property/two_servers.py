@@ -126,12 +126,12 @@ ENCODINGS = {
     **dict.fromkeys((b"int", b"embstr", b"raw"), b"a string"),
     **dict.fromkeys((b"listpack", b"intset", b"hashtable", b"skiplist"), b"a hash, a set or a sorted set"),
 }
-"""Redis does not take an encoding back when the value that needed it has become smaller; ours follows the value."""
+"""Redis keeps the larger encoding when a value becomes smaller; ours depends on the current value."""
 
 
 class Time:
-    """Equal to every time near it: the two servers do not look at the clock at once. Rounded times would differ
-    wherever a moment falls on the border between two of them."""
+    """Equal to every time near it, because the two servers read the clock at different moments. Rounded times would
+    differ at a rounding boundary."""
 
     __hash__ = None  # type: ignore[assignment]  # what is near to two others does not make these equal
 

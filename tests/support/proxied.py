@@ -46,7 +46,7 @@ def each(servers: Servers) -> list[RedisProcess]:
 
 
 def before(servers: Servers, make: Callable[..., P]) -> list[P]:
-    """``make(port, listen=...)`` for each of them."""
+    """Creates a proxy with ``make(port, listen=...)`` for each server."""
     if isinstance(servers, RedisProcess):
         return [make(servers.port)]
     address = next(_addresses)

@@ -25,7 +25,7 @@ class _Incomplete(Exception):
 
 
 class Decoder:
-    """``feed`` bytes as they come; ``take`` gives the next whole reply, or None while it is not complete.
+    """``feed`` adds received bytes; ``take`` returns the next complete reply, or None if there is none yet.
 
     A null reply is a reply, so ``take`` returns it in a tuple of one.
     """

@@ -12,7 +12,7 @@ from typing import IO, Literal
 
 @dataclass(slots=True)
 class _Content:
-    """One file's bytes: what programs see, and how many of them survive a power cut."""
+    """The bytes of one file, and how many of them survive a power cut."""
 
     seen: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
@@ -123,7 +123,7 @@ class SimulatedFile:
         return self._path
 
     def write(self, data: bytes) -> int:
-        """A full disk takes what fits, and refuses the next write: as real ones do."""
+        """A full disk writes as many bytes as fit, and rejects the next write, like a real one."""
         free_bytes = self._disk.free_bytes
         if free_bytes is not None:
             if free_bytes == 0:
@@ -151,4 +151,4 @@ class SimulatedFile:
         self._content.durable = self._content.durable[:size]
 
     def close(self) -> None:
-        """Nothing is held open here."""
+        """Does nothing: no file is open."""

@@ -1,4 +1,4 @@
-"""What every storage does. Subclasses give the fixture ``storage``: an empty directory."""
+"""The contract of every storage. Subclasses define the fixture ``storage``: an empty directory."""
 
 from __future__ import annotations
 

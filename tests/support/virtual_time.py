@@ -36,7 +36,8 @@ class _Jumping(selectors.DefaultSelector):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``, for what uses neither sockets nor threads. ``time.monotonic`` is the loop's clock."""
+    """As ``asyncio.run``, for coroutines that use neither sockets nor threads. ``time.monotonic`` is the loop's
+    clock."""
     selector = _Jumping()
     with (
         mock.patch.object(time, "monotonic", selector.time),

@@ -12,7 +12,8 @@ from millstream.cli.show import lay_out
 
 
 def every_result() -> list[Result]:
-    """Each figure that a suite measures, with its own name and unit; what is filled in at run time has two digits."""
+    """Each figure that a suite measures, with its own name and unit; values that are inserted at run time have two
+    digits."""
     result = []
     for path in Path(benchmarks.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

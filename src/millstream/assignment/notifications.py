@@ -81,17 +81,17 @@ class Notifications:
         self._arrived.set()
 
     def begin(self) -> None:
-        """The member has joined, and has scanned for streams once."""
+        """Called when the member has joined and has scanned for streams once."""
         self._begun.set()
 
     def fail(self, error: MillstreamError) -> None:
-        """The member could not join: the error is raised to those that wait."""
+        """Called when the member could not join: raises the error in the tasks that wait for it."""
         self._failure = error
         self._begun.set()
         self._arrived.set()
 
     def close(self) -> None:
-        """No more notifications follow. Queued ones can still be received."""
+        """Ends the queue: no more notifications follow. Queued ones can still be received."""
         self._closed = True
         self._begun.set()
         self._arrived.set()

@@ -85,7 +85,7 @@ def with_earlier_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """The tables of both arguments that have changed, with the reason. A dropped table that only a glob names stays in
-    ``before``, so that a new table of the same name counts as a change."""
+    """Compares the tables that are in both arguments: the reason for each that has changed. A dropped table that
+    matches only a glob stays in ``before``, so that a new table of the same name counts as a change."""
     reasons = {name: difference(before[name], now[name]) for name in before.keys() & now.keys()}
     return {name: why for name, why in reasons.items() if why is not None}

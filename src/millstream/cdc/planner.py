@@ -44,14 +44,14 @@ FIRST_OFFSET = "first.json"
 
 @dataclass(frozen=True, slots=True)
 class LogBatch:
-    """Transactions that end in ``(after, upto]``, in segments: paths, or packed contents. ``seen``: the generation of
-    the snapshots that include some of their changes, or what they include; None: there are none."""
+    """Transactions that end in ``(after, upto]``, in segments: paths, or packed contents. ``seen_tables``: the
+    generation of the snapshots that include some of their changes, or what they include; None: there are none."""
 
     segments: tuple[str, ...] | tuple[bytes, ...]
     after: int
     upto: int
     partitions: int
-    seen: int | list[SeenTable] | None
+    seen_tables: int | list[SeenTable] | None
 
 
 @dataclass(frozen=True, slots=True)

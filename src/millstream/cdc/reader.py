@@ -120,7 +120,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _log_rows(self, partition: LogPartition) -> Iterator[pa.RecordBatch]:
         batch, database = partition.batch, self._database
-        seen_tables = batch.seen
+        seen_tables = batch.seen_tables
         if isinstance(seen_tables, int):
             seen_tables = snapshot.read_seen(database.options.storage(), seen_tables)
         unseen = None if seen_tables is None else UnseenChanges(seen_tables, database.locate)

@@ -392,7 +392,7 @@ def reset(file: File, yes: Yes = False, output: Output = OutputKind.table) -> No
     show.outcome(output, "removed", pipeline=made.pipeline.name, checkpoint=checkpoint.location, removed=True)
     leftover = made.pipeline.spec.source.leftover(made.pipeline.name)
     if leftover is not None:
-        typer.echo(leftover.what, err=True)
+        typer.echo(leftover.description, err=True)
         if yes or typer.confirm("Remove this, too?"):
             leftover.remove()
             typer.secho("removed", fg="green", err=True)

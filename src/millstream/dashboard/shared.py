@@ -136,11 +136,11 @@ class LiveStats:
         if self.version == 0:
             await self.wait(0)
 
-    async def wait(self, seen: int) -> int:
-        """Wait for a version above ``seen``, and return it."""
+    async def wait(self, version: int) -> int:
+        """Wait for a version above ``version``, and return it."""
         updated = asyncio.Event()
         with self.notify(updated):
-            while self.version <= seen:
+            while self.version <= version:
                 updated.clear()
                 await updated.wait()
         return self.version

@@ -190,11 +190,11 @@ class DeadLetters:
         return await self._broker.xlen(self.name)
 
     async def list(
-        self, selection: Selection = EVERYTHING, *, limit: int = 100, most: int | None = None
+        self, selection: Selection = EVERYTHING, *, limit: int = 100, max_examined: int | None = None
     ) -> list[DeadLetter]:
-        """Dead letters, newest first. ``most``: how many are examined; all by default."""
+        """Dead letters, newest first. ``max_examined``: how many are examined; all by default."""
         letters: list[DeadLetter] = []
-        async for letter in self._newest(selection, most):
+        async for letter in self._newest(selection, max_examined):
             letters.append(letter)
             if len(letters) == limit:
                 break
@@ -208,11 +208,13 @@ class DeadLetters:
             raise NoSuchDeadLetter(self.name, entry_id)
         return _read(entries[0])
 
-    async def by_error(self, selection: Selection = EVERYTHING, *, most: int | None = None) -> Sequence[FailureGroup]:
+    async def by_error(
+        self, selection: Selection = EVERYTHING, *, max_examined: int | None = None
+    ) -> Sequence[FailureGroup]:
         """Counts of similar failures: same type, and same text except for numbers and ids. The most frequent first.
-        ``most``: how many of the newest dead letters are examined; all by default."""
+        ``max_examined``: how many of the newest dead letters are examined; all by default."""
         groups: dict[tuple[str, str], FailureGroup] = {}
-        async for letter in self._newest(selection, most):
+        async for letter in self._newest(selection, max_examined):
             key = (letter.error_type, signature(letter.error))
             if key not in groups:
                 groups[key] = FailureGroup(*key, first=letter.id, example=letter.error)
@@ -336,10 +338,10 @@ class DeadLetters:
         if batch:
             yield batch
 
-    async def _newest(self, selection: Selection, most: int | None) -> AsyncIterator[DeadLetter]:
-        """Newest first, of the ``most`` newest dead letters."""
+    async def _newest(self, selection: Selection, max_examined: int | None) -> AsyncIterator[DeadLetter]:
+        """Newest first, of the ``max_examined`` newest dead letters."""
         end: str | EntryId = "+"
-        remaining = most
+        remaining = max_examined
         while remaining is None or remaining > 0:
             count = PAGE if remaining is None else min(PAGE, remaining)
             page = await self._broker.xrevrange(self.name, end, "-", count=count)

@@ -47,7 +47,7 @@ class DelayedPublisher:
 
     async def _run(self) -> None:
         while self._due_at:
-            topic = min(self._due_at, key=lambda one: self._due_at[one])
+            topic = min(self._due_at, key=lambda topic: self._due_at[topic])
             wait_ms = self._due_at[topic] - monotonic_ms()
             if wait_ms > 0:
                 self._nudge.clear()

@@ -36,7 +36,7 @@ from millstream.messaging.route import (
     refuse_shared_groups,
 )
 from millstream.messaging.settings import SubscriberOptions
-from millstream.messaging.supervision import can_pass, is_open, keep_running, run_until_signalled
+from millstream.messaging.supervision import is_open, is_worth_retrying, keep_running, run_until_signalled
 from millstream.model import Backoff, EntryId, milliseconds
 
 if TYPE_CHECKING:
@@ -390,7 +390,7 @@ class Router:
                 await subscriber.consume(route.topic, handler, publish_to=route.publish_to, start=route.start)
             except Exception as error:
                 # Before the first read, a permanent error ends the program; later the operator may correct its cause.
-                if isinstance(error, BrokerClosed) or not (subscriber.has_read or can_pass(error)):
+                if isinstance(error, BrokerClosed) or not (subscriber.has_read or is_worth_retrying(error)):
                     raise
                 failures += 1
                 log.error("handler %s stopped reading %r: %s", route.name, route.topic, error)

@@ -29,7 +29,7 @@ STEPS_TO_CLOSE = 10
 R = TypeVar("R")
 
 
-def can_pass(error: BaseException) -> bool:
+def is_worth_retrying(error: BaseException) -> bool:
     """Whether trying again may help: after transient errors of the broker, and after unexpected errors. The latter are
     bugs of this package or of a driver, and a loop that ended because of one would leave its work undone."""
     if isinstance(error, MillstreamError):
@@ -48,7 +48,7 @@ async def keep_running(
     name: str,
     emit: Callable[..., Any],
     *,
-    repeats: Callable[[BaseException], bool] = can_pass,
+    repeats: Callable[[BaseException], bool] = is_worth_retrying,
 ) -> None:
     """Runs ``part`` until it returns, is cancelled, or raises an error that is not to be repeated: by default a
     permanent one."""
@@ -57,7 +57,7 @@ async def keep_running(
         began = monotonic_ms()
         try:
             return await part()
-        except Exception as error:  # of any kind: see ``can_pass``
+        except Exception as error:  # of any kind: see ``is_worth_retrying``
             if not repeats(error):
                 raise
             failures = 1 if monotonic_ms() - began > HEALTHY_MS else failures + 1
@@ -72,9 +72,9 @@ async def keep_running(
 class Outage:
     """Reports an outage of one publisher or subscriber once. It lasts as long as any of its topics fails."""
 
-    def __init__(self, what: str, observer: Observer) -> None:
-        """``what``: the verb for the log: "publish", "read"."""
-        self._what = what
+    def __init__(self, verb: str, observer: Observer) -> None:
+        """``verb``: for the log, "publish" or "read"."""
+        self._verb = verb
         self._observer = observer
         self._failing: set[str] = set()
         self._began_ms = 0.0
@@ -82,18 +82,18 @@ class Outage:
     def failed(self, topic: str, error: Exception) -> None:
         if not self._failing:
             self._began_ms = monotonic_ms()
-            log.warning("cannot %s (first seen on %s), trying again until it works: %s", self._what, topic, error)
-            self._observer("messaging.outage_began", what=self._what, topic=topic, error=str(error))
+            log.warning("cannot %s (first seen on %s), trying again until it works: %s", self._verb, topic, error)
+            self._observer("messaging.outage_began", what=self._verb, topic=topic, error=str(error))
         self._failing.add(topic)
 
     def worked(self, topic: str) -> None:
         if self._is_over_without(topic):
-            log.warning("can %s again, after %.1f s", self._what, self._end_s())
+            log.warning("can %s again, after %.1f s", self._verb, self._end_s())
 
     def forget(self, topic: str) -> None:
         """The topic is closed. That proves nothing about the server, so no recovery is logged."""
         if self._is_over_without(topic):
-            log.info("closed during an outage: could not %s for %.1f s", self._what, self._end_s())
+            log.info("closed during an outage: could not %s for %.1f s", self._verb, self._end_s())
 
     def _is_over_without(self, topic: str) -> bool:
         if topic not in self._failing:
@@ -103,7 +103,7 @@ class Outage:
 
     def _end_s(self) -> float:
         seconds = (monotonic_ms() - self._began_ms) / 1000
-        self._observer("messaging.outage_ended", what=self._what, seconds=seconds)
+        self._observer("messaging.outage_ended", what=self._verb, seconds=seconds)
         return seconds
 
 

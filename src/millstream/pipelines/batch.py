@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from millstream.pipelines.dead_letters import DeadLetterWriter
 from millstream.pipelines.envelope_reader import too_large
-from millstream.pipelines.errors import SinkFailed, StopRequested, is_disk_full, may_pass
+from millstream.pipelines.errors import SinkFailed, StopRequested, is_disk_full, is_transient
 from millstream.pipelines.events import EXCERPT_LENGTH, MAX_ENTRY_BYTES, REFUSED, event_frame
 from millstream.pipelines.plan import PipelinePlan, inside_the_batch, rows_and_times
 from millstream.pipelines.run_context import RunContext, SinkRetry
@@ -292,10 +292,10 @@ class BatchRunner:
             try:
                 attempt()
                 return
-            except Exception as error:  # see ``may_pass``
+            except Exception as error:  # see ``is_transient``
                 tries += 1
                 wait_ms = retry.backoff.delay_ms(tries, random.random())  # noqa: S311  # jitter, no secret
-                if not may_pass(error) or retry.over((time.monotonic() - began) * 1000 + wait_ms):
+                if not is_transient(error) or retry.over((time.monotonic() - began) * 1000 + wait_ms):
                     raise
                 log.warning(
                     "queue of sink %s: attempt %d failed: %s; next in %d ms",

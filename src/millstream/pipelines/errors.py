@@ -342,7 +342,7 @@ def is_fatal(error: BaseException) -> bool:
     return _FATAL.search(text) is not None or CONDITION.search(text) is not None
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the error is transient: a server that is unreachable, loading or full."""
     return not is_fatal(error) and _PASSING.search(f"{type(error).__name__} {error}") is not None
 

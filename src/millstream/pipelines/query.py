@@ -21,7 +21,7 @@ from millstream.pipelines.errors import (
     SinkUnknown,
     SourceFailed,
     StopRequested,
-    may_pass,
+    is_transient,
     short,
     without_values,
 )
@@ -296,7 +296,7 @@ class PipelineRun:
             self._end("finished", drain_s=_DRAIN_S)
         elif isinstance(self._error, StopRequested):
             self._end("stopped")
-        elif failure is not None and self._error is None and may_pass(failure):
+        elif failure is not None and self._error is None and is_transient(failure):
             self._wait_for_source(failure)
         else:
             # A query that ended without an error, but with work left, was stopped from outside.
@@ -345,8 +345,8 @@ class PipelineRun:
         self._gate.last_done = None
         try:
             self._query = self._start_query(self._context)
-        except Exception as error:  # see ``may_pass``
-            if not may_pass(error):
+        except Exception as error:  # see ``is_transient``
+            if not is_transient(error):
                 self._error = SourceFailed(1 if self._outage is None else self._outage.tries, short(error))
                 self._end("failed")
                 return

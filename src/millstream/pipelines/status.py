@@ -386,7 +386,7 @@ class SinkWatch(_Watch):
 
 
 def slot_facts(slot: SlotStatus, unacknowledged_s: float | None = None) -> dict[str, Any]:
-    """A slot for a status. Only a running watch knows when it was last acknowledged."""
+    """The fields of a replication slot in a status. ``unacknowledged_s`` is known only while a pipeline runs."""
     facts = {"name": slot.slot, "active": slot.active, "held_bytes": slot.held_bytes, "wal_status": slot.wal_status}
     return {**facts, "unacknowledged_s": unacknowledged_s}
 

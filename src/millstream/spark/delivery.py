@@ -83,7 +83,7 @@ class _ByPosition:
         self._end_at_max_rows = piece
 
     def _rows_given(self) -> list[RowsGiven]:
-        return [record.given() for record in self._records.values()]
+        return [record.rows_given() for record in self._records.values()]
 
 
 class ExactlyOnce(_ByPosition):

@@ -59,7 +59,7 @@ class WriteTarget:
     def __init__(self, options: SinkOptions, mapping: RowMapping, identity: WriteIdentity | None) -> None:
         self.options = options
         self.counts = Counts()
-        self.given: list[RowsGiven] = []
+        self.rows_given: list[RowsGiven] = []
         self._mapping = mapping
         self._broker = broker_at(options.address, script_entries=options.chunk_rows)
         writing = self._broker if options.fence is None else self._broker.fenced(options.fence)
@@ -97,7 +97,7 @@ class WriteTarget:
 
     def finish(self) -> Counts:
         """Called after the last row. Raises RowsMiscounted if not all rows were confirmed."""
-        self.given = self._delivery.finish()
+        self.rows_given = self._delivery.finish()
         if self.counts.added + self.counts.skipped != self.counts.rows:
             raise RowsMiscounted(self.counts.rows, self.counts.added + self.counts.skipped)
         return self.counts

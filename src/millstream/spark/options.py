@@ -227,16 +227,16 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     )
 
 
-def address_of(given: GivenOptions) -> Address:
+def address_of(options: GivenOptions) -> Address:
     return address_from(
-        given.text("url"),
-        url_file=given.text("urlFile"),
-        username=given.text("username"),
-        password_file=given.text("passwordFile"),
-        password_env=given.text("passwordEnv"),
-        deadline_ms=given.whole("deadlineMs", 60_000),
-        connect_ms=given.whole("connectTimeoutMs", DEFAULT_LIMITS.connect_ms),
-        answer_ms=given.whole("answerTimeoutMs", DEFAULT_LIMITS.answer_ms),
+        options.text("url"),
+        url_file=options.text("urlFile"),
+        username=options.text("username"),
+        password_file=options.text("passwordFile"),
+        password_env=options.text("passwordEnv"),
+        deadline_ms=options.whole("deadlineMs", 60_000),
+        connect_ms=options.whole("connectTimeoutMs", DEFAULT_LIMITS.connect_ms),
+        answer_ms=options.whole("answerTimeoutMs", DEFAULT_LIMITS.answer_ms),
     )
 
 
@@ -270,9 +270,9 @@ def _pattern(text: str | None) -> str | None:
     return text
 
 
-def _starting(given: GivenOptions) -> Start | Mapping[str, Start] | None:
-    offsets = given.text("startingOffsets")
-    timestamp = given.number("startingTimestamp", None, least=0)
+def _starting(options: GivenOptions) -> Start | Mapping[str, Start] | None:
+    offsets = options.text("startingOffsets")
+    timestamp = options.number("startingTimestamp", None, least=0)
     if timestamp is not None:
         if offsets is not None:
             raise InvalidOption("startingTimestamp", timestamp, "only one of startingTimestamp and startingOffsets")

@@ -171,8 +171,8 @@ def _fence(text: str | None, delivery: str) -> Fence | None:
     return Fence(key.encode(), record.encode())
 
 
-def _trim(given: GivenOptions) -> TrimPolicy | None:
-    maxlen, minid = given.text("maxlen"), given.text("minid")
+def _trim(options: GivenOptions) -> TrimPolicy | None:
+    maxlen, minid = options.text("maxlen"), options.text("minid")
     if maxlen is None and minid is None:
         return None
     if maxlen is not None and minid is not None:

@@ -47,7 +47,7 @@ class TaskRecord:
         """Raises NonDeterministicReplay if the write was committed with fewer tasks than this one's number."""
         self._position = position
         self._partition = partition
-        self._given = 0
+        self._rows = 0
         key = _key(position)
         [reply] = _call(broker, key, [(b"HMGET", key, to_bytes(str(partition)), _TASKS)], atomic=False)
         tasks = _of_version(reply[1], position.version)
@@ -59,28 +59,28 @@ class TaskRecord:
 
     def add(self, count: int) -> None:
         """Call before ``count`` rows are written. Raises NonDeterministicReplay if the committed write had fewer."""
-        if self._expected is not None and self._given + count > self._expected:
+        if self._expected is not None and self._rows + count > self._expected:
             why = f"task {self._partition} had {self._expected} rows, and the replay brings more"
             raise _recut(self._position, why)
-        self._given += count
+        self._rows += count
 
-    def given(self) -> RowsGiven:
-        return RowsGiven(self._position, self._given)
+    def rows_given(self) -> RowsGiven:
+        return RowsGiven(self._position, self._rows)
 
 
 def record_tasks(
     broker: BlockingBroker,
-    given: Mapping[WrittenPosition, Mapping[int, int]],
+    rows_by_position: Mapping[WrittenPosition, Mapping[int, int]],
     tasks: int,
     forget_after_ms: int,
 ) -> None:
-    """On the driver, when all tasks have succeeded. ``given``: for each position, a task's number to its rows.
+    """On the driver, when all tasks have succeeded. ``rows_by_position``: position to task number to rows.
 
     Raises NonDeterministicReplay if more rows of the same version are stored for a task than it had, or if a task with
     a higher number stored rows. Then this write is a replay that is split into other tasks, and some rows may be stored
     twice.
     """
-    for position, rows in given.items():
+    for position, rows in rows_by_position.items():
         markers, key = companion_key(position.stream, f"once:{position.writer}"), _key(position)
         [reply] = _call(broker, markers, [(b"HGETALL", markers)], atomic=False)
         for field, marker in zip(reply[::2], reply[1::2], strict=True):

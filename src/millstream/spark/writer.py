@@ -38,7 +38,7 @@ class Written(WriterCommitMessage):
     dropped: int
     measured: Delivered | None = None
     """The rows themselves, whatever the number of targets; None without the option ``report``."""
-    given: tuple[tuple[RowsGiven, ...], ...] = ()
+    rows_by_target: tuple[tuple[RowsGiven, ...], ...] = ()
     """For each target, the rows that are recognised by their position."""
 
 
@@ -84,7 +84,7 @@ class _TaskWriter(ABC):
             rows=sum(target_counts.rows for target_counts in counts),
             **sums,
             measured=None if self._meter is None else total(measured)._replace(**sums, places=places),
-            given=tuple(tuple(target.given) for target in targets),
+            rows_by_target=tuple(tuple(target.rows_given) for target in targets),
         )
 
     def _record_tasks(self, results: Sequence[Written]) -> None:
@@ -92,7 +92,7 @@ class _TaskWriter(ABC):
         for at, (options, _) in enumerate(self._targets):
             rows_by_position: dict[WrittenPosition, dict[int, int]] = {}
             for written in results:
-                for position, rows in written.given[at]:
+                for position, rows in written.rows_by_target[at]:
                     rows_by_position.setdefault(position, {})[written.partition] = rows
             if rows_by_position:
                 broker = broker_at(options.address, script_entries=options.chunk_rows)

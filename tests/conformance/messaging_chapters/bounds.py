@@ -8,7 +8,7 @@ from typing import Any
 from messaging_chapters.chapter import (
     Chapter,
     HeldBack,
-    Seen,
+    RecordingHandler,
     nothing_pending,
     numbered,
     running,
@@ -36,20 +36,20 @@ class BoundsChapter(Chapter):
         async def blow_up(message: Message) -> Message:
             return Message(b"x" * 10_000)
 
-        seen = Seen(blow_up)
+        recorder = RecordingHandler(blow_up)
         output = companion_key(topic, "out").decode()
         options: dict[str, Any] = {"max_in_flight": 50, "max_bytes_in_flight": 100_000, "count": 50}
         async with running(
-            Broker(held_back.transport, Context()), topic, seen, publish_to=output, **options
+            Broker(held_back.transport, Context()), topic, recorder, publish_to=output, **options
         ) as subscriber:
             await eventually(lambda: held_back.words, what="outputs that wait")
-            await eventually(lambda: len(seen.messages) >= 10, what="outputs that fill the capacity")
+            await eventually(lambda: len(recorder.messages) >= 10, what="outputs that fill the capacity")
             for _ in range(100):
                 await asyncio.sleep(0.001)
-            assert len(seen.messages) == 10
+            assert len(recorder.messages) == 10
             assert subscriber.ready
             held_back.let_through.set()
-            await seen.have(60)
+            await recorder.have(60)
             await nothing_pending(broker, topic)
         assert await broker.xlen(output) == 60
 
@@ -62,18 +62,18 @@ class BoundsChapter(Chapter):
         async def blow_up(message: Message) -> Message:
             return Message(b"x" * 10_000)
 
-        seen = Seen(blow_up)
+        recorder = RecordingHandler(blow_up)
         output = companion_key(topic, "out").decode()
         options: dict[str, Any] = {"max_in_flight": 1, "max_bytes_in_flight": 5_000}
         async with running(
-            Broker(held_back.transport, Context()), topic, seen, publish_to=output, **options
+            Broker(held_back.transport, Context()), topic, recorder, publish_to=output, **options
         ) as subscriber:
             await eventually(lambda: held_back.words, what="output that waits")
             closing = asyncio.create_task(subscriber.close())
             await asyncio.sleep(0)
             held_back.let_through.set()
             await closing
-        assert len(seen.messages) == await broker.xlen(output)
+        assert len(recorder.messages) == await broker.xlen(output)
 
     async def test_outputs_of_many_messages_are_stored_in_scripts_of_bounded_size(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -84,16 +84,16 @@ class BoundsChapter(Chapter):
         all_at_once = asyncio.Event()
 
         async def put_out(message: Message) -> list[Message]:
-            if len(seen.messages) == 30:
+            if len(recorder.messages) == 30:
                 all_at_once.set()
             await all_at_once.wait()
             return [Message(b"%s.%d" % (message.payload, n)) for n in range(5)]
 
-        seen = Seen(put_out)
+        recorder = RecordingHandler(put_out)
         output = companion_key(topic, "out").decode()
         limited = Broker(held_back.transport, Context(limits=Limits(script_entries=20)))
-        async with running(limited, topic, seen, publish_to=output):
-            await seen.have(30)
+        async with running(limited, topic, recorder, publish_to=output):
+            await recorder.have(30)
             await nothing_pending(broker, topic)
         assert await broker.xlen(output) == 150
         entry = (await broker.xrange(output, count=1))[0]
@@ -136,9 +136,9 @@ class BoundsChapter(Chapter):
         async def settles(message: Message) -> None:
             message.settle(Ack([Message(b"y")]) if message.times_delivered == 1 else Ack())
 
-        seen = Seen(settles)
-        async with running(broker, topic, seen, claim_min_idle_ms=200, block_ms=50):
-            await seen.have(2)
+        recorder = RecordingHandler(settles)
+        async with running(broker, topic, recorder, claim_min_idle_ms=200, block_ms=50):
+            await recorder.have(2)
             await nothing_pending(broker, topic)
 
     async def test_a_publisher_forgets_topics_that_are_idle(self, broker: Broker, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""What all chapters share: fresh names, short intervals, and subscribers in the background."""
+"""Shared by all chapters: new names, short intervals, and subscribers in the background."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK: dict[str, Any] = {
     "claim_interval_ms": 50,
     "backoff": Backoff(initial_ms=1, max_ms=5),
 }
-"""Short enough to watch, and nothing is claimed by mistake: 60 s of idle time stay the default."""
+"""Short intervals. The idle time for claims keeps its default of 60 s, so that nothing is claimed by mistake."""
 
 
 class Chapter:
@@ -41,24 +41,24 @@ class Chapter:
             yield publisher
 
 
-class Seen:
+class RecordingHandler:
     """A handler that records its messages, and then calls ``then``."""
 
     def __init__(self, then: Callable[[Message], Awaitable[Any]] | None = None) -> None:
         self.messages: list[Message] = []
-        self.under_way = 0
-        self.most = 0
+        self.running = 0
+        self.max_running = 0
         """The maximum number of handlers that ran at a time."""
         self._then = then
 
     async def __call__(self, message: Message) -> Any:
         self.messages.append(message)
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
+        self.running += 1
+        self.max_running = max(self.max_running, self.running)
         try:
             return await self._then(message) if self._then is not None else None
         finally:
-            self.under_way -= 1
+            self.running -= 1
 
     @property
     def payloads(self) -> list[bytes]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from messaging_chapters.chapter import Chapter, EventLog, Seen, nothing_pending, numbered, running
+from messaging_chapters.chapter import Chapter, EventLog, RecordingHandler, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.context import Context
 from millstream.broker.keys import companion_key
@@ -49,12 +49,12 @@ class CrashingChapter(Chapter):
             if message.payload == b"7":
                 raise crash("out of here")
 
-        seen = Seen(crashes)
-        async with running(broker, topic, seen, max_deliveries=3, max_in_flight=max_in_flight):
-            await seen.have(22)
+        recorder = RecordingHandler(crashes)
+        async with running(broker, topic, recorder, max_deliveries=3, max_in_flight=max_in_flight):
+            await recorder.have(22)
             await nothing_pending(broker, topic)
 
-        assert seen.payloads.count(b"7") == 3
+        assert recorder.payloads.count(b"7") == 3
         (letter,) = await broker.xrange(companion_key(topic, "dlq"))
         kind = b"HandlerCancelled" if crash is asyncio.CancelledError else b"HandlerCrashed"
         assert letter.fields[b"dlq.error_type"].endswith(kind)
@@ -70,9 +70,9 @@ class CrashingChapter(Chapter):
             if message.payload == b"2":
                 await cancels_itself()
 
-        seen = Seen(crashes)
-        async with running(broker, topic, seen, max_deliveries=2, max_in_flight=max_in_flight):
-            await seen.have(6)
+        recorder = RecordingHandler(crashes)
+        async with running(broker, topic, recorder, max_deliveries=2, max_in_flight=max_in_flight):
+            await recorder.have(6)
             await nothing_pending(broker, topic)
         assert await broker.xlen(companion_key(topic, "dlq")) == 1
 
@@ -85,10 +85,10 @@ class CrashingChapter(Chapter):
                 raise crash("out of here")
 
         await publisher.publish(topic, *numbered(3))
-        seen, events = Seen(crashes), EventLog()
+        recorder, events = RecordingHandler(crashes), EventLog()
         subscriber = Subscriber(events.observe(broker), group=None)
-        task = asyncio.create_task(subscriber.consume(topic, seen, start="0"))
-        await seen.have(3)
+        task = asyncio.create_task(subscriber.consume(topic, recorder, start="0"))
+        await recorder.have(3)
         await subscriber.close()
         await task
         assert len(events.all("messaging.handler_failed", "error_type")) == 1
@@ -106,14 +106,14 @@ class CrashingChapter(Chapter):
             if away >= 0:
                 raise RetryLater("away", delay_ms=1, charged=False)
 
-        seen = Seen(not_now)
-        async with running(broker, topic, seen, max_deliveries=2, ordered_by_key=ordered):
-            await seen.have(12)
+        recorder = RecordingHandler(not_now)
+        async with running(broker, topic, recorder, max_deliveries=2, ordered_by_key=ordered):
+            await recorder.have(12)
             await nothing_pending(broker, topic)
-        assert {message.times_delivered for message in seen.messages} == {1}
+        assert {message.times_delivered for message in recorder.messages} == {1}
         assert await broker.xlen(companion_key(topic, "dlq")) == 0
         if ordered:
-            assert seen.payloads == [b"0"] * 11 + [b"1"]
+            assert recorder.payloads == [b"0"] * 11 + [b"1"]
 
     @pytest.mark.parametrize(
         "error", [UnprintableError(), ValueError("half a character: \ud800"), ValueError("x" * 10**6)]
@@ -127,9 +127,9 @@ class CrashingChapter(Chapter):
             if message.payload == b"1":
                 raise error
 
-        seen = Seen(fails)
-        async with running(broker, topic, seen, max_deliveries=2, max_in_flight=1):
-            await seen.have(4)
+        recorder = RecordingHandler(fails)
+        async with running(broker, topic, recorder, max_deliveries=2, max_in_flight=1):
+            await recorder.have(4)
             await nothing_pending(broker, topic)
         (letter,) = await broker.xrange(companion_key(topic, "dlq"))
         details = read_details(letter.fields)
@@ -149,9 +149,9 @@ class CrashingChapter(Chapter):
             if message.times_delivered == 1:
                 raise ValueError("not yet")
 
-        seen = Seen(fails_once)
-        async with running(Broker(broker.transport, Context(observer=fails)), topic, seen):
-            await seen.have(10)
+        recorder = RecordingHandler(fails_once)
+        async with running(Broker(broker.transport, Context(observer=fails)), topic, recorder):
+            await recorder.have(10)
             await nothing_pending(broker, topic)
 
     async def test_without_a_group_closing_does_not_wait_for_a_broker_that_is_away(
@@ -159,7 +159,7 @@ class CrashingChapter(Chapter):
     ) -> None:
         away = Broker(FaultyTransport(broker.transport, lambda request: Fault.refused()), Context())
         subscriber = Subscriber(away, group=None)
-        task = asyncio.create_task(subscriber.consume(topic, Seen()))
+        task = asyncio.create_task(subscriber.consume(topic, RecordingHandler()))
         await asyncio.sleep(0)
         await subscriber.close(timeout_ms=10)
         await asyncio.wait_for(task, 60)
@@ -172,8 +172,8 @@ class CrashingChapter(Chapter):
                 await message.nack(delay_ms=delays.pop())
 
         await publisher.publish(topic, Message(b"x"))
-        seen = Seen(nack)
-        async with running(broker, topic, seen):
-            await seen.have(5)
+        recorder = RecordingHandler(nack)
+        async with running(broker, topic, recorder):
+            await recorder.have(5)
             await nothing_pending(broker, topic)
         await eventually(lambda: not delays)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from messaging_chapters.chapter import Chapter, Seen, numbered, running
+from messaging_chapters.chapter import Chapter, RecordingHandler, numbered, running
 from millstream.broker.broker import Broker
 from millstream.errors import InvalidArgument
 from millstream.messaging import Message, Publisher, Subscriber
@@ -20,7 +20,7 @@ from millstream.wire.commands import Batch, Command
 class FanoutChapter(Chapter):
     async def test_every_instance_gets_every_message(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, Message(b"before"))
-        one_recorder, other = Seen(), Seen()
+        one_recorder, other = RecordingHandler(), RecordingHandler()
         async with (
             running(broker, topic, one_recorder, group=None) as first,
             running(broker, topic, other, group=None) as second,
@@ -43,19 +43,19 @@ class FanoutChapter(Chapter):
     async def test_a_stream_replaced_by_one_with_smaller_ids_is_read_from_its_start(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        seen = Seen()
-        async with running(broker, topic, seen, group=None, block_ms=50) as subscriber:
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder, group=None, block_ms=50) as subscriber:
             await eventually(lambda: subscriber.ready)
             await publisher.publish(topic, Message(b"first"))
-            await seen.have(1)
+            await recorder.have(1)
             [entry] = await broker.xrange(topic)
             await broker.delete(topic)
             await broker.xadd(topic, entry.fields, id="5-1")
             await broker.xadd(topic, entry.fields, id="5-2")
-            await seen.have(3)
+            await recorder.have(3)
             await broker.xadd(topic, entry.fields, id="5-3")
-            await seen.have(4)
-        assert seen.payloads == [b"first"] * 4
+            await recorder.have(4)
+        assert recorder.payloads == [b"first"] * 4
 
     async def test_nothing_is_missed_between_two_reads(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         async with Subscriber(broker, group=None, block_ms=50) as subscriber:
@@ -97,16 +97,16 @@ class FanoutChapter(Chapter):
             if message.payload == b"1":
                 raise ValueError("no")
 
-        seen = Seen(fails)
+        recorder = RecordingHandler(fails)
         cut = Broker(FaultyTransport(broker.transport, sometimes), broker.context)
-        async with running(cut, topic, seen, group=None) as subscriber:
+        async with running(cut, topic, recorder, group=None) as subscriber:
             await eventually(lambda: subscriber.ready)
             for message in numbered(5):
                 await publisher.publish(topic, message)
-            await seen.have(5)
-        assert seen.payloads == [b"%d" % n for n in range(5)]
+            await recorder.have(5)
+        assert recorder.payloads == [b"%d" % n for n in range(5)]
 
     async def test_a_group_has_no_other_start(self, broker: Broker, topic: str) -> None:
         subscriber = Subscriber(broker, group="g", group_start="0")
         with pytest.raises(InvalidArgument, match="start"):
-            await subscriber.consume(topic, Seen(), start="0")
+            await subscriber.consume(topic, RecordingHandler(), start="0")

@@ -10,7 +10,7 @@ from messaging_chapters.chapter import (
     Chapter,
     EventLog,
     HeldBack,
-    Seen,
+    RecordingHandler,
     nothing_pending,
     numbered,
     publish_one,
@@ -33,11 +33,11 @@ class GoneChapter(Chapter):
         ids = await abandon(broker, topic, "dead", count=5)
         await broker.xdel(topic, ids[1:3])
         events = EventLog()
-        seen = Seen()
-        async with running(events.observe(broker), topic, seen):
-            await seen.have(3)
+        recorder = RecordingHandler()
+        async with running(events.observe(broker), topic, recorder):
+            await recorder.have(3)
             await nothing_pending(broker, topic)
-        assert sorted(seen.payloads) == [b"0", b"3", b"4"]
+        assert sorted(recorder.payloads) == [b"0", b"3", b"4"]
         assert sum(events.all("messaging.entries_gone", "entries")) == 2
 
     async def test_entry_trimmed_before_its_due_time_is_reported(
@@ -48,11 +48,11 @@ class GoneChapter(Chapter):
         ids = [entry.id for entry in await broker.xreadgroup(topic, "g", "dead", count=4)]
         await broker.run(settle.delay, topic, "g", "dead", ids, times_delivered=1, delay_ms=0)
         await broker.xdel(topic, ids[1:3])
-        events, seen = EventLog(), Seen()
-        async with running(events.observe(broker), topic, seen):
-            await seen.have(3)
+        events, recorder = EventLog(), RecordingHandler()
+        async with running(events.observe(broker), topic, recorder):
+            await recorder.have(3)
             await nothing_pending(broker, topic)
-        assert sorted(seen.payloads) == [b"0", b"3", b"4"]
+        assert sorted(recorder.payloads) == [b"0", b"3", b"4"]
         assert sum(events.all("messaging.entries_gone", "entries")) == 2
         assert not await broker.exists(companion_key(topic, "due:g"))
 
@@ -67,10 +67,10 @@ class GoneChapter(Chapter):
             await broker.xdel(topic, [entry_id])
             message.settle(Retry(0, charged=charged))
 
-        events, seen = EventLog(), Seen(too_late)
-        async with running(events.observe(broker), topic, seen):
+        events, recorder = EventLog(), RecordingHandler(too_late)
+        async with running(events.observe(broker), topic, recorder):
             await eventually(lambda: "messaging.retried" in events)
-        assert (len(seen.messages), events.all("messaging.retried", "entries")) == (1, [0])
+        assert (len(recorder.messages), events.all("messaging.retried", "entries")) == (1, [0])
         assert events.all("messaging.entries_gone", "entries") == [1]
         assert (await broker.xpending(topic, "g")).count == 0
         assert not await broker.exists(companion_key(topic, "due:g"))
@@ -87,11 +87,11 @@ class GoneChapter(Chapter):
         async def both_are_pending() -> bool:
             return (await broker.xpending(topic, "g")).count == 2
 
-        events, seen = EventLog(), Seen(hang)
+        events, recorder = EventLog(), RecordingHandler(hang)
         async with running(
-            events.observe(broker), topic, seen, ordered_by_key=lambda message: "one key", close_timeout_ms=50
+            events.observe(broker), topic, recorder, ordered_by_key=lambda message: "one key", close_timeout_ms=50
         ):
-            await seen.have(1)
+            await recorder.have(1)
             await eventually(both_are_pending)
             await broker.xdel(topic, [entry.id for entry in await broker.xrange(topic)])
         assert sum(events.all("messaging.entries_gone", "entries")) == 2
@@ -104,9 +104,9 @@ class GoneChapter(Chapter):
         async def wait(message: Message) -> None:
             await go_on.wait()
 
-        events, seen = EventLog(), Seen(wait)
-        async with running(events.observe(broker), topic, seen, claim_min_idle_ms=1_200):
-            await seen.have(1)
+        events, recorder = EventLog(), RecordingHandler(wait)
+        async with running(events.observe(broker), topic, recorder, claim_min_idle_ms=1_200):
+            await recorder.have(1)
             await broker.xdel(topic, [entry_id])
             await eventually(lambda: events.all("messaging.entries_gone", "entries") == [1])
             go_on.set()
@@ -119,13 +119,13 @@ class GoneChapter(Chapter):
         """This consumer has already received the entry, and no other consumer can claim it."""
         await publisher.publish(topic, Message(b"x"))
         (entry_id,) = await abandon(broker, topic, "dead", count=1)
-        events, seen = EventLog(), Seen()
+        events, recorder = EventLog(), RecordingHandler()
         counting = HeldBack(broker, script("settle").sha)
-        async with running(events.observe(broker, counting.transport), topic, seen):
+        async with running(events.observe(broker, counting.transport), topic, recorder):
             await eventually(lambda: counting.words, what="a count in flight")
             await broker.xdel(topic, [entry_id])
             counting.let_through.set()
-            await seen.have(1)
+            await recorder.have(1)
             await eventually(lambda: "messaging.ack_refused" in events)
         assert events.all("messaging.entries_gone", "entries") == [1]
         assert (await broker.xpending(topic, "g")).count == 0

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from messaging_chapters.chapter import Chapter, EventLog, Seen, nothing_pending, numbered, running
+from messaging_chapters.chapter import Chapter, EventLog, RecordingHandler, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.keys import companion_key, due_key, recreated_key
 from millstream.broker.scripts import groups
@@ -30,15 +30,15 @@ class GroupLossChapter(Chapter):
     async def test_reading_goes_on_after_the_last_entry(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(10))
         events = EventLog()
-        seen = Seen()
-        async with running(events.observe(broker), topic, seen):
-            await seen.have(10)
+        recorder = RecordingHandler()
+        async with running(events.observe(broker), topic, recorder):
+            await recorder.have(10)
             await nothing_pending(broker, topic)
             await broker.delete_group(topic, "g")
             await publisher.publish(topic, *numbered(10, 10))
-            await seen.have(20)
+            await recorder.have(20)
             await nothing_pending(broker, topic)
-        assert seen.payloads == [b"%d" % n for n in range(20)]
+        assert recorder.payloads == [b"%d" % n for n in range(20)]
         assert events.all("messaging.group_restored", "what") == ["made"]
 
     async def test_group_is_recreated_before_the_oldest_unacknowledged_entry(
@@ -51,9 +51,9 @@ class GroupLossChapter(Chapter):
             if message.payload == b"2":
                 await go_on.wait()
 
-        seen, other = Seen(wait), Seen()
-        async with running(broker, topic, seen, consumer="one"):
-            await seen.have(6)
+        recorder, other = RecordingHandler(wait), RecordingHandler()
+        async with running(broker, topic, recorder, consumer="one"):
+            await recorder.have(6)
 
             async def one_pending() -> bool:
                 return (await broker.xpending(topic, "g")).count == 1
@@ -66,11 +66,11 @@ class GroupLossChapter(Chapter):
 
             await eventually(recreated)
             # Entries are redelivered from the unacknowledged one on, but not the one whose handler is running.
-            await eventually(lambda: len(seen.messages) >= 9)
-            assert [message.id for message in seen.messages[6:9]] == ids[3:]
+            await eventually(lambda: len(recorder.messages) >= 9)
+            assert [message.id for message in recorder.messages[6:9]] == ids[3:]
             go_on.set()
             await nothing_pending(broker, topic)
-        assert seen.payloads.count(b"2") == 1
+        assert recorder.payloads.count(b"2") == 1
         assert not other.messages
 
     async def test_consumer_with_an_earlier_position_moves_the_group_back(
@@ -82,7 +82,7 @@ class GroupLossChapter(Chapter):
         async def wait(message: Message) -> None:
             await go_on.wait()
 
-        first, second = Seen(wait), Seen()
+        first, second = RecordingHandler(wait), RecordingHandler()
         async with running(broker, topic, first, max_in_flight=1, claim_min_idle_ms=1_500, close_timeout_ms=0):
             await first.have(1)
             async with running(broker, topic, second, claim_min_idle_ms=1_500):
@@ -100,7 +100,7 @@ class GroupLossChapter(Chapter):
     ) -> None:
         """The group is deleted, and another member recreates it at its own position between two reads of this consumer.
         The next read adds this consumer to the new group, in which none of its in-flight entries is pending."""
-        await broker.run(groups.restore_group, f"{topic}:other", "g", "0-0")  # so that the server knows the script
+        await broker.run(groups.restore_group, f"{topic}:other", "g", "0-0")  # loads the script
         go_on = asyncio.Event()
         tries: list[bytes] = []
 
@@ -141,15 +141,15 @@ class GroupLossChapter(Chapter):
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(5))
-        seen = Seen()
-        async with running(broker, topic, seen) as subscriber:
-            await seen.have(5)
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder) as subscriber:
+            await recorder.have(5)
             await broker.transport.call(Command((b"FLUSHALL",), topic.encode()))
             await publisher.publish(topic, *numbered(5, 5))
-            await seen.have(10)
+            await recorder.have(10)
             await eventually(lambda: subscriber.ready)
             await nothing_pending(broker, topic)
-        assert seen.payloads == [b"%d" % n for n in range(10)]
+        assert recorder.payloads == [b"%d" % n for n in range(10)]
 
     async def test_outcomes_of_lost_entries_are_dropped(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(4))
@@ -160,15 +160,15 @@ class GroupLossChapter(Chapter):
             if message.payload == b"1" and message.times_delivered == 1:
                 raise ValueError("after the loss")
 
-        seen = Seen(wait)
-        async with running(broker, topic, seen, max_in_flight=4):
-            await seen.have(4)
+        recorder = RecordingHandler(wait)
+        async with running(broker, topic, recorder, max_in_flight=4):
+            await recorder.have(4)
             await broker.delete_group(topic, "g")
             go_on.set()
             await publisher.publish(topic, Message(b"new"))
-            await eventually(lambda: b"new" in seen.payloads)
+            await eventually(lambda: b"new" in recorder.payloads)
             await nothing_pending(broker, topic)
-        assert set(seen.payloads) == {b"0", b"1", b"2", b"3", b"new"}
+        assert set(recorder.payloads) == {b"0", b"1", b"2", b"3", b"new"}
 
     async def test_delayed_retry_survives_the_loss_of_its_group(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -181,9 +181,9 @@ class GroupLossChapter(Chapter):
                 await message.nack(delay_ms=300)
 
         go_on = asyncio.Event()
-        seen = Seen(delay)
-        async with running(broker, topic, seen) as subscriber:
-            await seen.have(3)
+        recorder = RecordingHandler(delay)
+        async with running(broker, topic, recorder) as subscriber:
+            await recorder.have(3)
 
             async def one_pending() -> bool:
                 return (await broker.xpending(topic, "g")).count == 1
@@ -191,7 +191,7 @@ class GroupLossChapter(Chapter):
             await eventually(one_pending)
             go_on.set()
             await broker.transport.call(Command((b"XGROUP", b"DESTROY", topic.encode(), b"g"), topic.encode()))
-            await eventually(lambda: seen.payloads.count(b"1") >= 2, what="another delivery")
+            await eventually(lambda: recorder.payloads.count(b"1") >= 2, what="another delivery")
             await nothing_pending(broker, topic)
             assert subscriber.ready
-        assert seen.most <= 3
+        assert recorder.max_running <= 3

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from messaging_chapters.chapter import Chapter, Seen, nothing_pending, numbered, running
+from messaging_chapters.chapter import Chapter, RecordingHandler, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.keys import companion_key
 from millstream.errors import InvalidArgument
@@ -30,12 +30,12 @@ async def dead_lettered(broker: Broker, topic: str, count: int) -> list[Any]:
 class HandlingChapter(Chapter):
     async def test_handled_message_is_acknowledged(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(50))
-        seen = Seen()
-        async with running(broker, topic, seen):
-            await seen.have(50)
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder):
+            await recorder.have(50)
             await nothing_pending(broker, topic)
 
-        assert seen.payloads == [b"%d" % n for n in range(50)]
+        assert recorder.payloads == [b"%d" % n for n in range(50)]
         (group,) = await broker.group_info(topic)
         assert (group.lag, group.consumers) == (0, [])
 
@@ -49,12 +49,12 @@ class HandlingChapter(Chapter):
             if message.payload == b"1":
                 await go_on.wait()
 
-        seen = Seen(wait)
-        async with running(broker, topic, seen):
-            await seen.have(3)
+        recorder = RecordingHandler(wait)
+        async with running(broker, topic, recorder):
+            await recorder.have(3)
 
             async def only_one_is_left() -> bool:
-                return [entry.id for entry in await broker.xpending_range(topic, "g")] == [seen.messages[1].id]
+                return [entry.id for entry in await broker.xpending_range(topic, "g")] == [recorder.messages[1].id]
 
             await eventually(only_one_is_left)
             go_on.set()
@@ -68,13 +68,13 @@ class HandlingChapter(Chapter):
         async def settle(message: Message) -> None:
             await (message.ack() if message.times_delivered == 4 else message.nack(delay_ms=0))
 
-        seen = Seen(settle)
-        async with running(broker, topic, seen):
-            await seen.have(4)
+        recorder = RecordingHandler(settle)
+        async with running(broker, topic, recorder):
+            await recorder.have(4)
             await nothing_pending(broker, topic)
 
-        assert [message.times_delivered for message in seen.messages] == [1, 2, 3, 4]
-        assert len({message.uuid for message in seen.messages}) == 1
+        assert [message.times_delivered for message in recorder.messages] == [1, 2, 3, 4]
+        assert len({message.uuid for message in recorder.messages}) == 1
 
     async def test_a_delivery_is_settled_once(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, Message(b"one"), Message(b"two"))
@@ -89,9 +89,9 @@ class HandlingChapter(Chapter):
             except AlreadySettled as error:
                 refused.append(error.first)
 
-        seen = Seen(twice)
-        async with running(broker, topic, seen):
-            await seen.have(3)
+        recorder = RecordingHandler(twice)
+        async with running(broker, topic, recorder):
+            await recorder.have(3)
             await nothing_pending(broker, topic)
         assert sorted(refused) == ["ack", "retry"]
 
@@ -102,7 +102,7 @@ class HandlingChapter(Chapter):
             if message.times_delivered < 3:
                 raise ValueError("not yet")
 
-        first, other = Seen(), Seen(fails)
+        first, other = RecordingHandler(), RecordingHandler(fails)
         async with running(broker, topic, first, group="one"), running(broker, topic, other, group="other"):
             await first.have(1)
             await other.have(3)
@@ -111,12 +111,12 @@ class HandlingChapter(Chapter):
         assert (len(first.messages), len(other.messages)) == (1, 3)
 
     async def test_two_consumers_share_the_work(self, broker: Broker, publisher: Publisher, topic: str) -> None:
-        seen = Seen()
-        async with running(broker, topic, seen), running(broker, topic, seen):
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder), running(broker, topic, recorder):
             await publisher.publish(topic, *numbered(200))
-            await seen.have(200)
+            await recorder.have(200)
             await nothing_pending(broker, topic)
-        assert sorted(seen.payloads, key=int) == [b"%d" % n for n in range(200)]
+        assert sorted(recorder.payloads, key=int) == [b"%d" % n for n in range(200)]
 
     async def test_failing_handler_stops_nothing_and_its_message_is_dead_lettered(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -127,16 +127,16 @@ class HandlingChapter(Chapter):
             if message.payload == b"3":
                 raise ValueError("three is not for me")
 
-        seen = Seen(fails)
-        async with running(broker, topic, seen, max_deliveries=3) as subscriber:
+        recorder = RecordingHandler(fails)
+        async with running(broker, topic, recorder, max_deliveries=3) as subscriber:
             (letter,) = await dead_lettered(broker, topic, 1)
             await nothing_pending(broker, topic)
             assert subscriber.ready
 
-        assert len(seen.messages) == 12
+        assert len(recorder.messages) == 12
         details = read_details(letter.fields)
         assert details is not None
-        bad = [message for message in seen.messages if message.payload == b"3"]
+        bad = [message for message in recorder.messages if message.payload == b"3"]
         assert [message.times_delivered for message in bad] == [1, 2, 3]
         assert (details.original_id, details.stream, details.group) == (str(bad[0].id), topic, "g")
         assert (details.consumer, details.deliveries) == (subscriber.settings.consumer, 3)
@@ -154,11 +154,11 @@ class HandlingChapter(Chapter):
                 raise Rejected("never")
             await message.reject("never ever")
 
-        seen = Seen(reject)
-        async with running(broker, topic, seen):
+        recorder = RecordingHandler(reject)
+        async with running(broker, topic, recorder):
             letters = await dead_lettered(broker, topic, 2)
         assert {letter.fields[b"dlq.error"] for letter in letters} == {b"never", b"never ever"}
-        assert len(seen.messages) == 2
+        assert len(recorder.messages) == 2
 
     async def test_handler_may_ask_for_a_later_retry(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, Message(b"later"))
@@ -167,10 +167,10 @@ class HandlingChapter(Chapter):
             if message.times_delivered == 1:
                 raise RetryLater(delay_ms=150)
 
-        seen = Seen(later)
+        recorder = RecordingHandler(later)
         began = await broker.server_time_ms()
-        async with running(broker, topic, seen):
-            await seen.have(2)
+        async with running(broker, topic, recorder):
+            await recorder.have(2)
             assert await broker.server_time_ms() >= began + 150
 
     @pytest.mark.parametrize(
@@ -185,11 +185,11 @@ class HandlingChapter(Chapter):
         async def fails(message: Message) -> None:
             raise ValueError("no")
 
-        seen = Seen(fails)
-        async with running(broker, topic, seen, ack_policy=policy, max_deliveries=3):
-            await seen.have(receipts)
+        recorder = RecordingHandler(fails)
+        async with running(broker, topic, recorder, ack_policy=policy, max_deliveries=3):
+            await recorder.have(receipts)
             await nothing_pending(broker, topic)
-        assert len(seen.messages) == receipts
+        assert len(recorder.messages) == receipts
         assert await broker.xlen(companion_key(topic, "dlq")) == letters
 
     async def test_ack_first_acknowledges_before_the_handler_starts(
@@ -201,23 +201,23 @@ class HandlingChapter(Chapter):
         async def look(message: Message) -> None:
             pending.append((await broker.xpending(topic, "g")).count)
 
-        seen = Seen(look)
-        async with running(broker, topic, seen, ack_policy=AckPolicy.ACK_FIRST):
+        recorder = RecordingHandler(look)
+        async with running(broker, topic, recorder, ack_policy=AckPolicy.ACK_FIRST):
             await eventually(lambda: pending)
         assert pending == [0]
 
     async def test_manual_policy_acknowledges_nothing(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *numbered(2))
-        seen = Seen()
-        async with running(broker, topic, seen, ack_policy="manual"):
-            await seen.have(2)
-            await seen.messages[1].ack()
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder, ack_policy="manual"):
+            await recorder.have(2)
+            await recorder.messages[1].ack()
 
             async def one_left() -> bool:
-                return [entry.id for entry in await broker.xpending_range(topic, "g")] == [seen.messages[0].id]
+                return [entry.id for entry in await broker.xpending_range(topic, "g")] == [recorder.messages[0].id]
 
             await eventually(one_left)
-            await seen.messages[0].ack()
+            await recorder.messages[0].ack()
             await nothing_pending(broker, topic)
 
     async def test_entry_that_cannot_be_decoded_is_dead_lettered(
@@ -228,12 +228,12 @@ class HandlingChapter(Chapter):
         await broker.xadd(topic, {"metadata": b"\xc1 not msgpack", "what": b"is this"})
         await broker.xadd(topic, watermill.encode(Message(b"after")))
 
-        seen = Seen()
-        async with running(broker, topic, seen, codec="watermill"):
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder, codec="watermill"):
             (letter,) = await dead_lettered(broker, topic, 1)
-            await seen.have(2)
+            await recorder.have(2)
             await nothing_pending(broker, topic)
-        assert seen.payloads == [b"before", b"after"]
+        assert recorder.payloads == [b"before", b"after"]
         assert letter.fields[b"what"] == b"is this"
         assert letter.fields[b"dlq.error_type"].endswith(b"Undecodable")
 
@@ -242,10 +242,10 @@ class HandlingChapter(Chapter):
     ) -> None:
         await broker.xadd(topic, {"order": "7", "amount": "12"})
         await publisher.publish(topic, Message(b"ours"))
-        seen = Seen()
-        async with running(broker, topic, seen):
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder):
             await nothing_pending_after(broker, topic, 2)
-        assert b"ours" in seen.payloads
+        assert b"ours" in recorder.payloads
 
     async def test_the_output_and_the_acknowledgement_are_one_step(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -289,13 +289,13 @@ class HandlingChapter(Chapter):
         async def put_out(message: Message) -> Message:
             return Message(message.payload, bad.get(message.payload))
 
-        seen = Seen(put_out)
-        async with running(broker, topic, seen, publish_to=output, max_deliveries=2):
+        recorder = RecordingHandler(put_out)
+        async with running(broker, topic, recorder, publish_to=output, max_deliveries=2):
             await nothing_pending_after(broker, topic, 6)
         flat = codec("flat")
         got = [flat.decode(entry.fields).payload for entry in await broker.xrange(output)]
         assert sorted(got) == [b"0", b"2", b"4"]
-        assert sorted(seen.payloads) == [b"0", b"1", b"1", b"2", b"3", b"3", b"4", b"5", b"5"]
+        assert sorted(recorder.payloads) == [b"0", b"1", b"1", b"2", b"3", b"3", b"4", b"5", b"5"]
         assert await broker.xlen(companion_key(topic, "dlq")) == 3
 
     async def test_size_of_an_entry_does_not_depend_on_its_handler(
@@ -307,9 +307,9 @@ class HandlingChapter(Chapter):
         async def empties(message: Message) -> None:
             message.payload = b""
 
-        seen = Seen(empties)
-        async with running(broker, topic, seen, max_bytes_in_flight=1000):
-            await seen.have(20)
+        recorder = RecordingHandler(empties)
+        async with running(broker, topic, recorder, max_bytes_in_flight=1000):
+            await recorder.have(20)
 
     async def test_entry_with_many_fields_can_be_dead_lettered(self, broker: Broker, topic: str) -> None:
         wide = {f"field {n}": "" for n in range(5000)}
@@ -340,11 +340,11 @@ class HandlingChapter(Chapter):
                 await message.ack()
             return Message(b"out of " + message.payload)
 
-        seen = Seen(handle)
-        async with running(broker, topic, seen, publish_to=output, max_deliveries=3):
+        recorder = RecordingHandler(handle)
+        async with running(broker, topic, recorder, publish_to=output, max_deliveries=3):
             await dead_lettered(broker, topic, 2)
             await nothing_pending_after(broker, topic, 3)
-        assert seen.payloads.count(b"nacked") == 3
+        assert recorder.payloads.count(b"nacked") == 3
         entries = await broker.xrange(output)
         assert [codec("flat").decode(entry.fields).payload for entry in entries] == [b"out of done"]
 
@@ -364,10 +364,10 @@ class HandlingChapter(Chapter):
         async def wait(message: Message) -> None:
             await asyncio.sleep(0.002)
 
-        seen = Seen(wait)
-        async with running(broker, topic, seen, max_in_flight=4):
+        recorder = RecordingHandler(wait)
+        async with running(broker, topic, recorder, max_in_flight=4):
             await nothing_pending_after(broker, topic, 40)
-        assert seen.most == 4
+        assert recorder.max_running == 4
 
     async def test_max_bytes_in_flight_limits_a_topic(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *(Message(b"x" * 10_000) for _ in range(30)))
@@ -375,10 +375,10 @@ class HandlingChapter(Chapter):
         async def wait(message: Message) -> None:
             await asyncio.sleep(0.002)
 
-        seen = Seen(wait)
-        async with running(broker, topic, seen, count=1, max_bytes_in_flight=25_000):
+        recorder = RecordingHandler(wait)
+        async with running(broker, topic, recorder, count=1, max_bytes_in_flight=25_000):
             await nothing_pending_after(broker, topic, 30)
-        assert seen.most <= 3
+        assert recorder.max_running <= 3
 
     async def test_wrong_options_are_an_error_at_the_start(self, broker: Broker) -> None:
         for wrong, named in (
@@ -391,7 +391,7 @@ class HandlingChapter(Chapter):
             with pytest.raises(InvalidArgument, match=named):
                 Subscriber(broker, **{"group": "g", "group_start": "0", **wrong})  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="topic"):
-            await Subscriber(broker, group="g", group_start="0").consume("", Seen())
+            await Subscriber(broker, group="g", group_start="0").consume("", RecordingHandler())
 
 
 async def nothing_pending_after(broker: Broker, topic: str, read: int) -> None:

@@ -11,7 +11,7 @@ from messaging_chapters.chapter import (
     Chapter,
     EventLog,
     HeldBack,
-    Seen,
+    RecordingHandler,
     nothing_pending,
     numbered,
     publish_one,
@@ -36,12 +36,12 @@ class HoldingChapter(Chapter):
         async def takes_long(message: Message) -> None:
             await asyncio.sleep(4)
 
-        seen, other = Seen(takes_long), Seen()
-        async with running(broker, topic, seen, claim_min_idle_ms=1_800):
-            await seen.have(1)
+        recorder, other = RecordingHandler(takes_long), RecordingHandler()
+        async with running(broker, topic, recorder, claim_min_idle_ms=1_800):
+            await recorder.have(1)
             async with running(broker, topic, other, claim_min_idle_ms=1_800):
                 await nothing_pending(broker, topic)
-        assert (len(seen.messages), other.messages) == (1, [])
+        assert (len(recorder.messages), other.messages) == (1, [])
 
     async def test_message_without_an_outcome_is_returned_after_max_hold(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -53,7 +53,7 @@ class HoldingChapter(Chapter):
         async def hang(message: Message) -> None:
             await go_on.wait()
 
-        events, hung, other = EventLog(), Seen(hang), Seen()
+        events, hung, other = EventLog(), RecordingHandler(hang), RecordingHandler()
         patient = {"claim_min_idle_ms": 3_600_000, "max_in_flight": 2}
         await publisher.publish(topic, *numbered(2))
         async with running(events.observe(broker), topic, hung, max_hold_ms=150, **patient) as subscriber:
@@ -82,14 +82,14 @@ class HoldingChapter(Chapter):
         async def wait(message: Message) -> None:
             await go_on.wait()
 
-        events, seen = EventLog(), Seen(wait)
-        async with running(events.observe(broker), topic, seen, max_hold_ms=150, claim_min_idle_ms=300):
+        events, recorder = EventLog(), RecordingHandler(wait)
+        async with running(events.observe(broker), topic, recorder, max_hold_ms=150, claim_min_idle_ms=300):
             await eventually(lambda: "messaging.hold_expired" in events)
             await asyncio.sleep(0.7)  # this consumer's own reclaimer runs and does not claim it
             go_on.set()
             await nothing_pending(broker, topic)
         assert "messaging.ack_refused" not in events
-        assert [message.times_delivered for message in seen.messages] == [1]
+        assert [message.times_delivered for message in recorder.messages] == [1]
 
     async def test_a_late_acknowledgement_is_refused(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         """XACK alone would acknowledge the entry although another consumer is handling it."""
@@ -99,12 +99,12 @@ class HoldingChapter(Chapter):
         async def wait(message: Message) -> None:
             await go_on.wait()
 
-        seen = Seen(wait)
-        async with running(broker, topic, seen):
-            await seen.have(1)
+        recorder = RecordingHandler(wait)
+        async with running(broker, topic, recorder):
+            await recorder.have(1)
             await broker.xclaim(topic, "g", "another consumer", [entry_id], min_idle_ms=0)
             go_on.set()
-            await eventually(lambda: seen.under_way == 0)
+            await eventually(lambda: recorder.running == 0)
         (pending,) = await broker.xpending_range(topic, "g")
         assert (pending.id, pending.consumer) == (entry_id, "another consumer")
 
@@ -115,9 +115,9 @@ class HoldingChapter(Chapter):
         async def wait(message: Message) -> None:
             await go_on.wait()
 
-        seen = Seen(wait)
-        async with running(broker, topic, seen) as subscriber:
-            await seen.have(1)
+        recorder = RecordingHandler(wait)
+        async with running(broker, topic, recorder) as subscriber:
+            await recorder.have(1)
             await broker.xclaim(topic, "g", "another consumer", [entry_id], min_idle_ms=0)
             touched = await broker.run(
                 settle.heartbeat, topic, "g", subscriber.settings.consumer, [entry_id], times_delivered=1
@@ -137,12 +137,12 @@ class HoldingChapter(Chapter):
             await go_on.wait()
             return Message(b"stale")
 
-        seen = Seen(wait)
-        async with running(broker, topic, seen, publish_to=output):
-            await seen.have(1)
+        recorder = RecordingHandler(wait)
+        async with running(broker, topic, recorder, publish_to=output):
+            await recorder.have(1)
             await broker.xclaim(topic, "g", "another consumer", [entry_id], min_idle_ms=0)
             go_on.set()
-            await eventually(lambda: seen.under_way == 0)
+            await eventually(lambda: recorder.running == 0)
         assert await broker.xlen(output) == 0
         assert (await broker.xpending(topic, "g")).consumers == {"another consumer": 1}
 
@@ -159,14 +159,14 @@ class HoldingChapter(Chapter):
                 times.append(await broker.server_time_ms())
 
         times: list[int] = []
-        seen = Seen(later)
+        recorder = RecordingHandler(later)
         async with (
-            running(broker, topic, seen, claim_min_idle_ms=1_200),
-            running(broker, topic, seen, claim_min_idle_ms=1_200),
+            running(broker, topic, recorder, claim_min_idle_ms=1_200),
+            running(broker, topic, recorder, claim_min_idle_ms=1_200),
         ):
             await eventually(lambda: times)
             await nothing_pending(broker, topic)
-        assert [message.times_delivered for message in seen.messages] == [1, 2]
+        assert [message.times_delivered for message in recorder.messages] == [1, 2]
         assert times[0] >= began + 2_500
 
     async def test_delay_is_kept_after_its_consumer_has_died(
@@ -177,17 +177,17 @@ class HoldingChapter(Chapter):
         async def later(message: Message) -> None:
             await message.nack(delay_ms=400)
 
-        async with running(broker, topic, Seen(later)):
+        async with running(broker, topic, RecordingHandler(later)):
 
             async def delayed() -> bool:
                 return bool(await broker.exists(companion_key(topic, "due:g")))
 
             await eventually(delayed)
-        seen = Seen()
-        async with running(broker, topic, seen):
-            await seen.have(1)
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder):
+            await recorder.have(1)
             await nothing_pending(broker, topic)
-        assert seen.messages[0].times_delivered == 2
+        assert recorder.messages[0].times_delivered == 2
         assert not await broker.exists(companion_key(topic, "due:g"))
 
     async def test_unstarted_messages_are_returned_uncounted(
@@ -200,7 +200,7 @@ class HoldingChapter(Chapter):
         async def wait(message: Message) -> None:
             await go_on.wait()
 
-        first = Seen(wait)
+        first = RecordingHandler(wait)
         context = running(broker, topic, first, claim_min_idle_ms=3_600_000, ordered_by_key=lambda message: "one key")
         async with context as subscriber:
             await first.have(1)
@@ -210,7 +210,7 @@ class HoldingChapter(Chapter):
 
             await eventually(all_are_pending)
             closing = asyncio.create_task(subscriber.close())
-            second = Seen()
+            second = RecordingHandler()
             async with running(broker, topic, second, claim_min_idle_ms=3_600_000):
                 await second.have(29)
                 go_on.set()
@@ -227,10 +227,10 @@ class HoldingChapter(Chapter):
         async def hang(message: Message) -> None:
             await asyncio.Event().wait()
 
-        seen = Seen(hang)
-        async with running(broker, topic, seen, claim_min_idle_ms=3_600_000, close_timeout_ms=50):
-            await seen.have(1)
-        other = Seen()
+        recorder = RecordingHandler(hang)
+        async with running(broker, topic, recorder, claim_min_idle_ms=3_600_000, close_timeout_ms=50):
+            await recorder.have(1)
+        other = RecordingHandler()
         async with running(broker, topic, other, claim_min_idle_ms=3_600_000):
             await other.have(1)
             await nothing_pending(broker, topic)
@@ -240,9 +240,9 @@ class HoldingChapter(Chapter):
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
         await publisher.publish(topic, *numbered(3))
-        seen = Seen()
-        async with running(broker, topic, seen):
-            await seen.have(3)
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder):
+            await recorder.have(3)
         (group,) = await broker.group_info(topic)
         assert (group.consumers, group.pending) == ([], 0)
 
@@ -265,13 +265,13 @@ class HoldingChapter(Chapter):
                 asked.words.clear()
                 await message.nack(delay_ms=0)
 
-        seen = Seen(handle)
-        async with running(Broker(asked.transport, Context()), topic, seen, close_timeout_ms=600_000) as subscriber:
-            await seen.have(2)
+        recorder = RecordingHandler(handle)
+        async with running(Broker(asked.transport, Context()), topic, recorder, close_timeout_ms=600_000) as subscriber:
+            await recorder.have(2)
             await eventually(lambda: asked.words, what="the question for what is due")
             if not still_handling:
                 go_on.set()
-                await eventually(lambda: seen.under_way == 0)
+                await eventually(lambda: recorder.running == 0)
             closing = asyncio.create_task(subscriber.close())
             await eventually(lambda: not subscriber.ready)
             await asyncio.sleep(0.05)
@@ -294,10 +294,10 @@ class HoldingChapter(Chapter):
         patient = {**QUICK, "grace_ms": 60_000}
         await publisher.publish(topic, *numbered(10))
         acks = HeldBack(broker, script("settle").sha, sent=False)
-        seen = Seen()
+        recorder = RecordingHandler()
         subscriber = Subscriber(Broker(acks.transport, Context()), group="g", **patient)
-        task = asyncio.create_task(subscriber.consume(topic, seen))
-        await seen.have(10)
+        task = asyncio.create_task(subscriber.consume(topic, recorder))
+        await recorder.have(10)
         await eventually(lambda: acks.words, what="acknowledgements under way")
         for item in asyncio.all_tasks():
             if item is task or topic in item.get_name():
@@ -318,11 +318,11 @@ class HoldingChapter(Chapter):
         async def enough(message: Message) -> None:
             await subscriber.close()
 
-        seen = Seen(enough)
+        recorder = RecordingHandler(enough)
         options = {"max_in_flight": 1, "group_start": None if group is None else "0"}
         subscriber = Subscriber(broker, group=group, **options)  # type: ignore[arg-type]  # two kinds of values
         start = "0" if group is None else None
-        await asyncio.wait_for(subscriber.consume(topic, seen, start=start), 60)
-        assert seen.payloads == [b"0"]
+        await asyncio.wait_for(subscriber.consume(topic, recorder, start=start), 60)
+        assert recorder.payloads == [b"0"]
         if group is not None:
             assert (await broker.xpending_range(topic, "g")) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from messaging_chapters.chapter import QUICK, Chapter, Seen, nothing_pending, numbered, running
+from messaging_chapters.chapter import QUICK, Chapter, RecordingHandler, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.messaging import AlreadySubscribed, Message, Publisher, Subscriber
 from millstream.messaging.errors import TooLateToSettle
@@ -67,10 +67,10 @@ class IteratingChapter(Chapter):
             async for message in subscriber.subscribe(topic):
                 await message.ack()
                 break
-        seen = Seen()
-        async with running(broker, topic, seen):
-            await seen.have(9)
-        assert {message.times_delivered for message in seen.messages} == {1}
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder):
+            await recorder.have(9)
+        assert {message.times_delivered for message in recorder.messages} == {1}
 
     async def test_closing_ends_the_loop(self, broker: Broker, topic: str) -> None:
         subscriber = self.subscriber(broker)
@@ -108,10 +108,10 @@ class IteratingChapter(Chapter):
 
         with pytest.raises(TooLateToSettle):
             await message.ack()
-        seen = Seen()
-        async with running(broker, topic, seen):
-            await seen.have(1)
-        assert seen.messages[0].times_delivered == 2
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder):
+            await recorder.have(1)
+        assert recorder.messages[0].times_delivered == 2
 
     async def test_subscriber_closed_before_subscribe_yields_nothing(self, broker: Broker, topic: str) -> None:
         subscriber = self.subscriber(broker)
@@ -119,52 +119,52 @@ class IteratingChapter(Chapter):
         await subscriber.close()
 
         assert [message async for message in subscriber.subscribe(topic)] == []
-        await subscriber.consume(topic, Seen())
+        await subscriber.consume(topic, RecordingHandler())
         assert not subscriber.ready
 
     async def test_reading_a_topic_twice_is_refused(self, broker: Broker, publisher: Publisher, topic: str) -> None:
-        seen = Seen()
-        async with running(broker, topic, seen) as subscriber:
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder) as subscriber:
             await eventually(lambda: subscriber.ready)
             with pytest.raises(AlreadySubscribed):
-                await subscriber.consume(topic, seen)
+                await subscriber.consume(topic, recorder)
             await publisher.publish(topic, *numbered(1))
-            await seen.have(1)  # the first one reads on
+            await recorder.have(1)  # the first one reads on
 
     async def test_topic_is_read_once_per_consumer_name(self, broker: Broker, topic: str) -> None:
-        seen = Seen()
-        async with running(broker, topic, seen, consumer="one") as subscriber:
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder, consumer="one") as subscriber:
             await eventually(lambda: subscriber.ready)
             with pytest.raises(AlreadySubscribed):
-                await self.subscriber(broker, consumer="one").consume(topic, seen)
-        async with running(broker, topic, seen, consumer="one") as subscriber:
+                await self.subscriber(broker, consumer="one").consume(topic, recorder)
+        async with running(broker, topic, recorder, consumer="one") as subscriber:
             await eventually(lambda: subscriber.ready)
 
     async def test_two_subscribers_of_one_process_have_two_names(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:
-        """Under one name the second would take the first one's in-flight entries for lost ones."""
+        """Under one name the second would recover the in-flight entries of the first."""
         await publisher.publish(topic, *numbered(20))
         both_at_work = asyncio.Event()
 
         async def wait(message: Message) -> None:
-            if len({item.consumer for item in seen.messages}) == 2:
+            if len({item.consumer for item in recorder.messages}) == 2:
                 both_at_work.set()
             await both_at_work.wait()
 
-        seen = Seen(wait)
+        recorder = RecordingHandler(wait)
         first, second = self.subscriber(broker, max_in_flight=10), self.subscriber(broker, max_in_flight=10)
         async with first, second:
-            tasks = [asyncio.create_task(first.consume(topic, seen))]
-            await seen.have(10)
-            tasks.append(asyncio.create_task(second.consume(topic, seen)))
-            await seen.have(20)
+            tasks = [asyncio.create_task(first.consume(topic, recorder))]
+            await recorder.have(10)
+            tasks.append(asyncio.create_task(second.consume(topic, recorder)))
+            await recorder.have(20)
             await nothing_pending(broker, topic)
             await first.close()
             await second.close()
             await asyncio.gather(*tasks)
-        assert sorted(int(payload) for payload in seen.payloads) == list(range(20))
-        names = sorted({str(message.consumer) for message in seen.messages})
+        assert sorted(int(payload) for payload in recorder.payloads) == list(range(20))
+        names = sorted({str(message.consumer) for message in recorder.messages})
         assert names == [default_consumer(), f"{default_consumer()}-2"]
 
     async def test_a_topic_may_be_read_again_after_leaving_the_loop(

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from messaging_chapters.chapter import Chapter, Seen, numbered, running
+from messaging_chapters.chapter import Chapter, RecordingHandler, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.context import Limits
 from millstream.broker.keys import companion_key
@@ -59,10 +59,10 @@ class PublishingChapter(Chapter):
         sent = Message(b"\x00zero\x00\xff bytes\r\n", {"key": "k", "Grüße": "ja"})
         (entry_id,) = await publisher.publish(topic, sent)
 
-        seen = Seen()
-        async with running(broker, topic, seen) as subscriber:
-            await seen.have(1)
-            (got,) = seen.messages
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder) as subscriber:
+            await recorder.have(1)
+            (got,) = recorder.messages
             assert (got.payload, got.metadata, got.uuid) == (sent.payload, sent.metadata, sent.uuid)
             assert (got.id, got.topic, got.group, got.key) == (entry_id, topic, "g", "k")
             assert got.consumer == subscriber.settings.consumer
@@ -326,10 +326,10 @@ class PublishingChapter(Chapter):
         async with Publisher(broker) as publisher:
             await publisher.publish(topic, *numbered(3), delay_ms=200)
 
-        seen = Seen()
-        async with running(broker, topic, seen):
-            await seen.have(3)
-        assert seen.payloads == [b"0", b"1", b"2"]
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder):
+            await recorder.have(3)
+        assert recorder.payloads == [b"0", b"1", b"2"]
 
     async def test_delaying_again_adds_nothing(self, broker: Broker, topic: str) -> None:
         async with Publisher(broker) as publisher:

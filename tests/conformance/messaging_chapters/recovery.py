@@ -12,7 +12,7 @@ from messaging_chapters.chapter import (
     QUICK,
     Chapter,
     EventLog,
-    Seen,
+    RecordingHandler,
     nothing_pending,
     numbered,
     running,
@@ -52,12 +52,12 @@ class RecoveryChapter(Chapter):
     ) -> None:
         await publisher.publish(topic, *numbered(5))
         await abandon(broker, topic, "dead", count=5)
-        seen = Seen()
-        async with running(broker, topic, seen):
-            await seen.have(5)
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder):
+            await recorder.have(5)
             await nothing_pending(broker, topic)
-        assert sorted(seen.payloads) == [b"%d" % n for n in range(5)]
-        assert {message.times_delivered for message in seen.messages} == {2}
+        assert sorted(recorder.payloads) == [b"%d" % n for n in range(5)]
+        assert {message.times_delivered for message in recorder.messages} == {2}
 
     async def test_released_entries_of_a_dead_consumer_are_claimed_before_their_idle_time(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -69,12 +69,12 @@ class RecoveryChapter(Chapter):
         held = [delivery.id for delivery in await broker.xreadgroup(topic, "g", "alive", count=2)]
         assert await broker.run(recovery.release, topic, "g", "dead", page=2) == 5
         assert await broker.run(recovery.release, topic, "g", "unknown") == 0
-        seen = Seen()
-        async with running(broker, topic, seen, claim_min_idle_ms=3_600_000):
-            await seen.have(5)
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder, claim_min_idle_ms=3_600_000):
+            await recorder.have(5)
             await eventually(lambda: _pending_ids(broker, topic, held))
-        assert sorted(seen.payloads) == [b"%d" % n for n in range(5)]
-        assert {message.times_delivered for message in seen.messages} == {2}, "the delivery count was kept"
+        assert sorted(recorder.payloads) == [b"%d" % n for n in range(5)]
+        assert {message.times_delivered for message in recorder.messages} == {2}, "the delivery count was kept"
 
     async def test_release_without_a_group_raises(self, broker: Broker, topic: str) -> None:
         with pytest.raises(NoSuchGroup):
@@ -101,20 +101,20 @@ class RecoveryChapter(Chapter):
         async def claimed() -> bool:
             return await held() > 0
 
-        seen = Seen(wait)
+        recorder = RecordingHandler(wait)
         options = {"consumer": "me", "max_in_flight": at_a_time, "count": count}
-        async with running(broker, topic, seen, **options):
+        async with running(broker, topic, recorder, **options):
             await eventually(claimed, what="the first abandoned ones", timeout_s=60)
             await publisher.publish(topic, *numbered(100, 100))
-            await eventually(lambda: seen.under_way >= at_a_time, what="as many as may run", timeout_s=60)
+            await eventually(lambda: recorder.running >= at_a_time, what="as many as may run", timeout_s=60)
             for _ in range(30):
                 assert await held() <= at_a_time
                 await asyncio.sleep(0.01)
             go_on.set()
-            await seen.have(200, timeout_s=120)
+            await recorder.have(200, timeout_s=120)
             await nothing_pending(broker, topic)
-        assert Counter(seen.payloads) == {b"%d" % n: 1 for n in range(200)}
-        assert seen.most <= at_a_time
+        assert Counter(recorder.payloads) == {b"%d" % n: 1 for n in range(200)}
+        assert recorder.max_running <= at_a_time
 
     async def test_abandoned_entries_of_a_busy_stream_are_claimed(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -134,11 +134,11 @@ class RecoveryChapter(Chapter):
                 await publisher.publish(topic, Message(b"load"))
 
         loading = asyncio.create_task(load())
-        seen = Seen()
+        recorder = RecordingHandler()
         try:
-            async with running(broker, topic, seen, max_in_flight=20, count=10):
+            async with running(broker, topic, recorder, max_in_flight=20, count=10):
                 await eventually(
-                    lambda: {m.id for m in seen.messages if m.times_delivered == 2} == set(lost),
+                    lambda: {m.id for m in recorder.messages if m.times_delivered == 2} == set(lost),
                     what="all abandoned entries",
                     timeout_s=60,
                 )
@@ -153,11 +153,11 @@ class RecoveryChapter(Chapter):
         await publisher.publish(topic, *numbered(250))
         await broker.create_group(topic, "g", start="0")
         await broker.xreadgroup(topic, "g", "me", count=200)
-        seen = Seen()
-        async with running(broker, topic, seen, consumer="me", claim_min_idle_ms=3_600_000):
-            await seen.have(250)
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder, consumer="me", claim_min_idle_ms=3_600_000):
+            await recorder.have(250)
             await nothing_pending(broker, topic)
-        assert sorted(seen.payloads, key=int) == [b"%d" % n for n in range(250)]
+        assert sorted(recorder.payloads, key=int) == [b"%d" % n for n in range(250)]
 
     async def test_a_read_whose_answer_was_lost_loses_nothing(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -172,11 +172,11 @@ class RecoveryChapter(Chapter):
             return None
 
         cut = Broker(FaultyTransport(broker.transport, third_read), broker.context)
-        seen = Seen()
-        async with running(cut, topic, seen, count=10, claim_min_idle_ms=3_600_000):
-            await seen.have(30)
+        recorder = RecordingHandler()
+        async with running(cut, topic, recorder, count=10, claim_min_idle_ms=3_600_000):
+            await recorder.have(30)
             await nothing_pending(broker, topic)
-        assert Counter(seen.payloads) == Counter(b"%d" % n for n in range(30))
+        assert Counter(recorder.payloads) == Counter(b"%d" % n for n in range(30))
 
     async def test_outcomes_survive_a_broker_that_is_away(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -189,13 +189,13 @@ class RecoveryChapter(Chapter):
             return Fault.refused() if settles and away else None
 
         flaky = Broker(FaultyTransport(broker.transport, scripts_fail), broker.context)
-        seen = Seen()
-        async with running(flaky, topic, seen):
-            await seen.have(20)
+        recorder = RecordingHandler()
+        async with running(flaky, topic, recorder):
+            await recorder.have(20)
             assert (await broker.xpending(topic, "g")).count == 20
             away = False
             await nothing_pending(broker, topic)
-        assert len(seen.messages) == 20
+        assert len(recorder.messages) == 20
 
     async def test_dead_letter_that_is_refused_does_not_delay_other_outcomes(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -214,9 +214,9 @@ class RecoveryChapter(Chapter):
         async def one_left() -> bool:
             return (await broker.xpending(topic, "g")).count == 1
 
-        seen = Seen(rejects)
-        async with running(Broker(FaultyTransport(broker.transport, refuses), broker.context), topic, seen):
-            await seen.have(30)
+        recorder = RecordingHandler(rejects)
+        async with running(Broker(FaultyTransport(broker.transport, refuses), broker.context), topic, recorder):
+            await recorder.have(30)
             await eventually(one_left)
             full = False
             await nothing_pending(broker, topic)
@@ -233,12 +233,12 @@ class RecoveryChapter(Chapter):
         async def wait(message: Message) -> None:
             await asyncio.sleep(0.001 if at_a_time == 1 else 0.1)
 
-        seen = Seen(wait)
-        async with running(broker, topic, seen):
-            await seen.have(30)
+        recorder = RecordingHandler(wait)
+        async with running(broker, topic, recorder):
+            await recorder.have(30)
             await nothing_pending(broker, topic)
-        assert seen.most == at_a_time
-        assert {message.times_delivered for message in seen.messages} == {times + 1}
+        assert recorder.max_running == at_a_time
+        assert {message.times_delivered for message in recorder.messages} == {times + 1}
 
     async def test_an_isolated_entry_is_counted_before_it_starts_and_others_are_not(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -250,7 +250,7 @@ class RecoveryChapter(Chapter):
         async def look(message: Message) -> None:
             counts.append({entry.id: entry.times_delivered for entry in await broker.xpending_range(topic, "g")})
 
-        async with running(broker, topic, Seen(look)):
+        async with running(broker, topic, RecordingHandler(look)):
             await eventually(lambda: len(counts) == 10)
             await nothing_pending(broker, topic)
         for at, (entry_id, item) in enumerate(zip(ids, counts, strict=True)):
@@ -262,11 +262,11 @@ class RecoveryChapter(Chapter):
         await publisher.publish(topic, *numbered(6))
         await abandon(broker, topic, "dead", count=2, times=3)
         await abandon(broker, topic, "dead", count=4, times=1)
-        seen = Seen()
-        async with running(broker, topic, seen):
-            await seen.have(6)
-        assert seen.payloads[-2:] == [b"0", b"1"] or seen.payloads[0] == b"0"
-        assert seen.payloads[1:5] == [b"2", b"3", b"4", b"5"] or seen.payloads[:4] == [b"2", b"3", b"4", b"5"]
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder):
+            await recorder.have(6)
+        assert recorder.payloads[-2:] == [b"0", b"1"] or recorder.payloads[0] == b"0"
+        assert recorder.payloads[1:5] == [b"2", b"3", b"4", b"5"] or recorder.payloads[:4] == [b"2", b"3", b"4", b"5"]
 
     async def test_message_that_killed_max_deliveries_processes_is_dead_lettered(
         self, broker: Broker, publisher: Publisher, topic: str
@@ -274,11 +274,11 @@ class RecoveryChapter(Chapter):
         await publisher.publish(topic, *numbered(3))
         await abandon(broker, topic, "dead", count=1, times=5)
         await abandon(broker, topic, "dead", count=2, times=1)
-        seen = Seen()
-        async with running(broker, topic, seen):
-            await seen.have(2)
+        recorder = RecordingHandler()
+        async with running(broker, topic, recorder):
+            await recorder.have(2)
             await nothing_pending(broker, topic)
-        assert seen.payloads == [b"1", b"2"]
+        assert recorder.payloads == [b"1", b"2"]
         (letter,) = await broker.xrange(companion_key(topic, "dlq"))
         assert letter.fields[b"dlq.deliveries"] == b"5"
         assert letter.fields[b"dlq.error_type"].endswith(b"DeliveriesExhausted")
@@ -293,13 +293,13 @@ class RecoveryChapter(Chapter):
 
         events = EventLog()
         stuck = events.observe(broker, FaultyTransport(broker.transport, hangs))
-        seen = Seen()
-        async with running(stuck, topic, seen, grace_ms=100) as subscriber:
+        recorder = RecordingHandler()
+        async with running(stuck, topic, recorder, grace_ms=100) as subscriber:
             await eventually(lambda: "messaging.reader_stalled" in events)
             assert not subscriber.ready
             hang = False
             await publisher.publish(topic, Message(b"x"))
-            await seen.have(1)
+            await recorder.have(1)
             await eventually(lambda: subscriber.ready)
 
     async def test_dead_consumers_without_pending_entries_are_removed(
@@ -317,13 +317,13 @@ class RecoveryChapter(Chapter):
         async def only_the_holder() -> bool:
             return await names() == {"holds one", "me"}
 
-        seen = Seen()
+        recorder = RecordingHandler()
         quick: dict[str, Any] = {"consumer": "me", "dead_consumer_ms": 200, "claim_min_idle_ms": 3_600_000}
-        async with running(broker, topic, seen, **quick):
+        async with running(broker, topic, recorder, **quick):
             await eventually(only_the_holder)
             await asyncio.sleep(0.5)  # longer than dead_consumer_ms, and several scans
             assert await names() == {"holds one", "me"}
-        assert seen.messages == []
+        assert recorder.messages == []
 
     async def test_closing_during_recovery_returns_all_entries(
         self, broker: Broker, publisher: Publisher, topic: str

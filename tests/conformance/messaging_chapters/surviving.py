@@ -10,7 +10,7 @@ from messaging_chapters.chapter import (
     QUICK,
     Chapter,
     EventLog,
-    Seen,
+    RecordingHandler,
     nothing_pending,
     numbered,
     publish_one,
@@ -63,14 +63,14 @@ class SurvivingChapter(Chapter):
             if message.times_delivered == 1 and message.payload == b"7":
                 await message.nack(delay_ms=1)
 
-        seen = Seen(fails_once)
+        recorder = RecordingHandler(fails_once)
         # Entries that the unexpected error left pending are claimed soon.
-        async with running(observed, topic, seen, claim_min_idle_ms=600) as subscriber:
+        async with running(observed, topic, recorder, claim_min_idle_ms=600) as subscriber:
             await eventually(lambda: len(injected) == 3, what="three faults", timeout_s=60)
-            await eventually(lambda: set(seen.payloads) == {b"%d" % n for n in range(20)}, what="all", timeout_s=60)
+            await eventually(lambda: set(recorder.payloads) == {b"%d" % n for n in range(20)}, what="all", timeout_s=60)
             await nothing_pending(broker, topic)
             await publish_one(publisher, topic, b"after")
-            await eventually(lambda: b"after" in seen.payloads, what="the next message")
+            await eventually(lambda: b"after" in recorder.payloads, what="the next message")
             await eventually(lambda: subscriber.ready, what="it to be ready")
         assert any(UNEXPECTED in str(values.get("error")) for _, values in events.events)
 
@@ -91,14 +91,14 @@ class SurvivingChapter(Chapter):
             await eventually(lambda: beats.count(False) >= 3, what="heartbeats after the faults", timeout_s=60)
 
         events = EventLog()
-        seen = Seen(outlasts_three_faults)
+        recorder = RecordingHandler(outlasts_three_faults)
         await publish_one(publisher, topic, b"long")
         injected = events.observe(broker, FaultyTransport(broker.transport, inject))
-        async with running(injected, topic, seen, claim_min_idle_ms=3_000) as subscriber:
-            await seen.have(1)
+        async with running(injected, topic, recorder, claim_min_idle_ms=3_000) as subscriber:
+            await recorder.have(1)
             await nothing_pending(broker, topic)
             assert subscriber.ready
-        assert seen.payloads == [b"long"], "it was not taken over meanwhile"
+        assert recorder.payloads == [b"long"], "it was not taken over meanwhile"
         assert any(UNEXPECTED in str(values.get("error")) for _, values in events.events)
 
     async def test_router_survives_an_unexpected_error_before_its_first_read(
@@ -112,12 +112,12 @@ class SurvivingChapter(Chapter):
 
         transport = FaultyTransport(broker.transport, inject)
         router = Router(events.observe(broker, transport), **QUICK)
-        seen = Seen()
-        router.add(seen, topic, group="g")
+        recorder = RecordingHandler()
+        router.add(recorder, topic, group="g")
         running_router = asyncio.create_task(router.run(handle_signals=False))
         try:
             await publisher.publish(topic, Message(b"x"))
-            await seen.have(1)
+            await recorder.have(1)
             assert not running_router.done()
         finally:
             await router.close()
@@ -129,6 +129,6 @@ class SurvivingChapter(Chapter):
         await broker.set(topic, "no stream")
         subscriber = Subscriber(events.observe(broker), **{"group": "g", **QUICK})
         with pytest.raises(WrongKeyType):
-            await asyncio.wait_for(subscriber.consume(topic, Seen()), 60)
+            await asyncio.wait_for(subscriber.consume(topic, RecordingHandler()), 60)
         assert "messaging.subscription_failed" in events
         assert not subscriber.ready

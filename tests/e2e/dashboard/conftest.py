@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from millstream.testing import RedisProcess
 from millstream.wire import Command
 
-# A wait that succeeds costs what it takes; a busy machine may take seconds.
+# A long timeout, because a busy machine may need seconds. A wait that succeeds ends at once.
 expect.set_options(timeout=30_000)
 
 

@@ -49,7 +49,7 @@ _TEXTS = (
 
 
 def hostile() -> list[bytes]:
-    """As bytes, each different; among them all of the above, alone and within each other."""
+    """Different names as bytes: all of the above, and combinations of them."""
     alone = [*(text.encode() for text in _SCRIPTS), *_TEXTS]
     mixed = [
         script.encode() + text[:200] + b"%d" % n

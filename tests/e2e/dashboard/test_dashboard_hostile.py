@@ -53,7 +53,7 @@ def shown(shared_redis: RedisProcess) -> Iterator[Running]:
 
 
 class Outline(HTMLParser):
-    """Which elements with which attributes a page is made of, whatever its texts are."""
+    """The elements of a page and their attributes, without its texts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def test_hostile_names_run_no_script_and_keep_the_layout(browser: Browser, shown
                 assert wide <= width, f"{path} is {wide} wide"
                 assert page.evaluate("typeof window.owned") == "undefined", path
                 assert page.title().endswith("millstream"), path
-        # What comes by events is shown like what was there.
+        # Entries that arrive as events are escaped like those of the first response.
         page.goto("/stream?name=entries&follow=1")
         page.wait_for_selector("#connection[data-state=live]")
         for item in hostile()[:40]:

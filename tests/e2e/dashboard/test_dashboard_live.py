@@ -65,7 +65,7 @@ def test_page_reports_an_outage_of_redis_and_its_end(browser: Browser) -> None:
             server.kill()
             expect(page.locator("#banner")).to_be_visible()
             expect(page.locator("#connection")).to_have_text("no answer")
-            expect(page.locator("#live_streams tbody tr")).to_have_count(1)  # what was last known
+            expect(page.locator("#live_streams tbody tr")).to_have_count(1)  # the last known values
             answer = other.goto("/stream?name=orders")
             assert answer is not None
             assert answer.status == 503
@@ -136,7 +136,7 @@ def test_pages_can_be_read_without_scripts(browser: Browser, dashboard: Running)
         orders = page.get_by_role("link", name="orders", exact=True)
 
         def found() -> bool:
-            page.goto("/")  # nothing comes by itself here: the dashboard may not have looked since
+            page.goto("/")  # no update is sent here: the dashboard may not have read the stats since
             return orders.count() == 1
 
         wait_until(found, what="the stream on the page", timeout_s=60)
@@ -168,7 +168,7 @@ def test_pages_work_with_keyboard_and_screen_reader(page: Page, dashboard: Runni
             (one) => !(one.getAttribute("aria-label") || one.labels?.length || one.textContent.trim()))
             .map((one) => one.outerHTML)"""
         assert page.evaluate(nameless) == []
-    # What has the focus keeps it while the table around it is rendered again.
+    # The focused element keeps the focus while the table around it is rendered again.
     page.goto("/")
     page.get_by_role("link", name="orders", exact=True).focus()
     dashboard.broker.xadd("orders", {"n": "2"})

@@ -1,6 +1,6 @@
-"""Spark's part, played by hand: plans a batch, logs its end, reads it, commits; and may die between any two of them.
+"""Does what Spark does: plans a batch, logs its end, reads it, commits. It may die between any two of these steps.
 
-What it keeps over a death is what Spark keeps: the log of planned batches and the log of committed ones.
+After a restart it has what Spark has: the log of planned batches and the log of committed ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Follower:
         self.options |= {"segmentsShared": "true", **options}
         self.database = database
         self.pair_key = ("a", "b") if isinstance(database, PostgresDatabase) else ("b", "a")
-        """Of the writers' table: the columns as a key's JSON has them, which is the table's order or the key's."""
+        """The key columns of the writers' table in the order of a key's JSON, which is that of the table or of the
+        key."""
         self.planned: list[Any] = []
         self.committed = 0
         self.start: Any = None
@@ -97,7 +98,7 @@ class Follower:
 
 
 class DyingFollower(Follower):
-    """Dies at random: before a batch is read, and after it was read but not committed; its rows must come again."""
+    """Dies at random: before a batch is read, and after it was read but not committed; its rows must be sent again."""
 
     def __init__(self, *args: Any, chance: random.Random, **options: str) -> None:
         super().__init__(*args, **options)

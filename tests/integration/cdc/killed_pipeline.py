@@ -32,7 +32,7 @@ from millstream.testing import MariadbProcess, PostgresProcess, RedisProcess, wa
 from support.pipeline_process import PipelineProcess
 
 KINDS = ("pipeline", "executor", "redis")
-"""And each of the databases, by its name."""
+"""What is killed besides the databases, which are named by themselves."""
 SPEC = """\
 apiVersion: millstream/v1
 kind: Pipeline
@@ -145,7 +145,7 @@ class Followed:
 
     def read_strictly(self, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> StrictLedger:
         events = [_event(fields) for _, fields in entries]
-        # Batches are not to be seen in a stream, transactions are: each is one run of entries, and comes once.
+        # A stream shows transactions, not batches: each transaction is a run of adjacent entries, and occurs once.
         for _, command_pipeline in itertools.groupby(events, key=lambda event: event["position"]["lsn"]):
             self.ledger.apply(command_pipeline)
         self.ledger.compare("words", rows_of(self.database, "words"), ("word",))
@@ -219,7 +219,7 @@ class KilledPipeline:
                 running.must_run()
             for each in self.followed.values():
                 if each.writers.spent():
-                    each.writers.go_on(2)  # a snapshot that was read late has seen all that they wrote
+                    each.writers.go_on(2)  # a snapshot that was read late includes all that they wrote
             return reached()
 
         try:
@@ -244,7 +244,7 @@ class KilledPipeline:
         elif kind == "redis":
             self._redis.kill()
             self._redis.start()
-            self._client.close()  # the next question opens a connection to the server that runs now
+            self._client.close()  # the next query opens a connection to the restarted server
         else:
             self.followed[kind].kill()
         self.kills[kind] += 1

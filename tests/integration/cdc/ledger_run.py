@@ -17,7 +17,7 @@ Database = PostgresDatabase | MariadbDatabase
 
 LIMIT = 50
 LEAD = 10
-"""Transactions: of five changes each, more or less."""
+"""Number of transactions, of about five changes each."""
 
 
 def tables(database: Database) -> tuple[str, ...]:
@@ -85,14 +85,14 @@ def follow(
                 ledger.apply(rows)
                 during.go_on(LEAD)
             elif during.spent():
-                during.go_on(1)  # those before may have changed nothing: but what they changed may be on its way, too
+                during.go_on(1)  # earlier transactions may have changed nothing, or their changes were not read yet
             time.sleep(0.01)
     finally:
         during.stop()
 
 
 def finish(database: Database, follower: Follower, ledger: StrictLedger) -> None:
-    """Reads the rest of the log, and compares with the tables."""
+    """Reads the remaining log, and compares the result with the tables."""
     follower.reader.prepareForTriggerAvailableNow()
     while (rows := follower.batch(limit=1000)) is not None:
         ledger.apply(rows)

@@ -1,6 +1,7 @@
 """Faults that this source is built to avoid, to be planted: the ledger must detect them.
 
-Each function takes what plants: ``monkeypatch.setattr``, or ``setattr`` in a process of its own (``as_code``).
+Each function takes the function that plants the fault: ``monkeypatch.setattr``, or ``setattr`` in another process
+(``as_code``).
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ def acknowledged_early(plant: Plant) -> None:
         if end is not None and self._session is not None and end.position > finished.position:
             self._session.acknowledge(end.position)
             if isinstance(self._database, Postgres):
-                # Asked of the server: what was sent to it and not yet read is lost with a process that is killed.
-                delivered = self._database.given
-                wait_until(lambda: slot_status(delivered.login, delivered.config.slot).confirmed >= end.position)
+                # The server is queried, because a position that was sent but not yet read is lost if the process is
+                # killed.
+                options = self._database.parsed_options
+                wait_until(lambda: slot_status(options.login, options.config.slot).confirmed >= end.position)
             (self._directory / ACKNOWLEDGED).write_text(f"{end.position}")
         return end
 

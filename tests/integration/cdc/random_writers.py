@@ -154,10 +154,10 @@ class Writers:
 
 
 class MariadbWriters(Writers):
-    """The same on MariaDB, where a change of a table commits the open transaction."""
+    """As ``Writers``, on MariaDB, where a change of a table commits the open transaction."""
 
     _HARMLESS = frozenset((1062, 1213, 1205, 1412, 1020, 1060, 1091, 1305))
-    """A duplicate key, a deadlock, a changed table: errors that an application gets, too."""
+    """A duplicate key, a deadlock, a changed table: errors that every application must expect."""
     _database: MariadbDatabase
     truncating = threading.Lock()
     """Held during a TRUNCATE, and by the code that kills the server."""

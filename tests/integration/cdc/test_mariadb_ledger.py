@@ -54,7 +54,7 @@ def test_repeatedly_killed_database_loses_no_change(tmp_path: Path) -> None:
             delivered = -1
             while not stop.wait(1 + 3 * chance.random()):
                 if follower.given == delivered:
-                    continue  # a server that is killed before anybody gets through to it shows nothing
+                    continue  # killing a server before a client has connected tests nothing
                 delivered = follower.given
                 with MariadbWriters.truncating:
                     server.kill()

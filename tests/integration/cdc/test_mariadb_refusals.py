@@ -162,7 +162,7 @@ def test_time_in_the_format_of_old_servers_is_reported(mariadb: MariadbDatabase,
 def test_change_that_would_be_refused_at_start_is_refused_while_running(
     begun: Follower, statements: tuple[str, ...], why: str
 ) -> None:
-    """Its first change stops the pipeline: else values, or whole changes, would be lost in silence."""
+    """Its first change stops the pipeline: otherwise values or whole changes would be lost without an error."""
     begun.database.execute(*statements)
     with pytest.raises(SourceRefused) as caught:
         begun.drain()

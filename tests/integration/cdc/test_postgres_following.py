@@ -46,7 +46,7 @@ def test_only_finished_batches_are_acknowledged(followed: Follower) -> None:
     assert followed.plan()
     end = followed.planned[-1]["position"]
     assert len(followed.read()) == 1
-    time.sleep(1)  # several answers to the server go by
+    time.sleep(1)  # several status messages are sent to the server
     assert confirmed(followed) <= followed.planned[-2]["position"] < end
     assert confirmed(followed) >= before
     followed.commit()
@@ -84,7 +84,7 @@ def test_empty_batch_advances_the_position_when_other_tables_fill_the_log(
     assert not followed.plan(), "and then nothing is planned"
     wait_until(lambda: confirmed(followed) == followed.planned[-1]["position"], what="the acknowledgement")
     followed.database.execute("INSERT INTO orders VALUES (2, 'b')")
-    # The rest of the other table's log may come as one more empty batch before the change.
+    # The remaining log of the other table may be one more empty batch before the change.
     assert [event["op"] for event in followed.drain()] == ["c"]
 
 

@@ -16,7 +16,8 @@ def test_restart_waits_for_shared_memory_of_a_killed_server() -> None:
     memory = ctypes.CDLL(None, use_errno=True)
     memory.shmat.restype, memory.shmdt.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     with PostgresProcess() as server:
-        # Its seventh line names the block. A child that has not noticed the kill is attached to it, as this is.
+        # Its seventh line names the block. A child process that survived the kill is attached to it, and so is this
+        # process.
         _, block = (server.data / "postmaster.pid").read_text().splitlines()[6].split()
         held = memory.shmat(int(block), None, 0)
         server.kill()

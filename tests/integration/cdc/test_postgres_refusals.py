@@ -98,7 +98,7 @@ def test_slot_in_use_is_refused_at_first_start_before_anything_is_created(
     slot = follower.options["slot"]
     postgres.execute(ORDERS, "CREATE TABLE unpublished (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE orders")
     postgres.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
-    held = ReplicationConnection(follower.reader._database.given.login)
+    held = ReplicationConnection(follower.reader._database.parsed_options.login)
     held.start(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 (proto_version '1', publication_names 'pub')")
     postgres.execute(f"ALTER DATABASE {postgres.name} SET wal_sender_timeout = '1s'")
     published = "SELECT count(*) FROM pg_publication_tables WHERE pubname = 'pub'"
@@ -258,13 +258,13 @@ def lost(follower: Follower) -> str:
 
 
 def test_dropped_slot_is_position_lost(begun: Follower) -> None:
-    assert drop(begun.reader._database.given.login, begun.options["slot"])
+    assert drop(begun.reader._database.parsed_options.login, begun.options["slot"])
     assert "does not exist any more" in lost(begun)
     assert slots(begun.database) == [], "the slot is not created again"
 
 
 def test_recreated_slot_is_position_lost(begun: Follower) -> None:
-    drop(begun.reader._database.given.login, begun.options["slot"])
+    drop(begun.reader._database.parsed_options.login, begun.options["slot"])
     begun.database.execute("INSERT INTO orders VALUES (3, 'lost')")
     begun.database.execute(f"SELECT pg_create_logical_replication_slot('{begun.options['slot']}', 'pgoutput')")
     begun.database.execute("INSERT INTO orders VALUES (4, 'seen')")
@@ -278,7 +278,7 @@ def test_slot_advanced_by_another_reader_is_position_lost(begun: Follower) -> No
 
 
 def test_slot_advanced_during_a_disconnect_is_position_lost(begun: Follower) -> None:
-    """The session connects again by itself; then, too, it asks where the slot stands."""
+    """The session reconnects by itself, and checks the position of the slot again."""
     begun.database.execute("INSERT INTO orders VALUES (3, 'c')")
     assert len(begun.drain()) == 1
     slot = begun.options["slot"]
@@ -333,7 +333,7 @@ def test_slot_in_use_is_refused_after_waiting(postgres: PostgresDatabase, tmp_pa
     follower.drain()
     follower.die()
     until_free(follower)
-    held = ReplicationConnection(follower.reader._database.given.login)
+    held = ReplicationConnection(follower.reader._database.parsed_options.login)
     held.start(
         f"START_REPLICATION SLOT {follower.options['slot']} LOGICAL 0/0 (proto_version '1', publication_names 'pub')"
     )
@@ -406,7 +406,7 @@ def test_new_checkpoint_can_use_the_slot_after_a_drop(postgres: PostgresDatabase
     first.plan()
     first.die()
     until_free(first)
-    drop(first.reader._database.given.login, first.options["slot"])
+    drop(first.reader._database.parsed_options.login, first.options["slot"])
     second = Follower(postgres, tmp_path / "second")
     assert second.plan()
     second.stop()

@@ -58,7 +58,7 @@ class Shop:
         return CliRunner().invoke(build([arguments[0]]), [*arguments, str(self.file)])
 
     def answered(self, answers: str) -> subprocess.CompletedProcess[str]:
-        """``millstream pipeline reset`` before a terminal: questions are asked only there."""
+        """``millstream pipeline reset`` in a terminal, because it asks questions only there."""
         ours, theirs = os.openpty()
         try:
             os.write(ours, answers.encode())

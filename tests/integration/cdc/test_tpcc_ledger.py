@@ -1,5 +1,5 @@
 """A load like TPC-C at PostgreSQL's full rate: the tables that are rebuilt from the stream equal the database's, and
-the ledger that says so detects one change that is missing, repeated or out of order."""
+the ledger detects one change that is missing, repeated or out of order."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def dropped(changes: list[Change], chance: random.Random) -> tuple[str, list[Cha
 
 
 def dropped_and_renumbered(changes: list[Change], chance: random.Random) -> tuple[str, list[Change]]:
-    """As if the database had never logged it: ids have no gap."""
+    """Drops a change as if the database had never logged it: ids have no gap."""
     description, faulty = dropped(changes, chance)
     return description, _renumbered(faulty)
 
@@ -100,7 +100,7 @@ def repeated_and_renumbered(changes: list[Change], chance: random.Random) -> tup
 
 
 def swapped(changes: list[Change], chance: random.Random) -> tuple[str, list[Change]]:
-    """Any two neighbours."""
+    """Swaps any two adjacent changes."""
     at = _any(changes[:-1], chance)
     faulty = list(changes)
     faulty[at], faulty[at + 1] = faulty[at + 1], faulty[at]
@@ -108,7 +108,7 @@ def swapped(changes: list[Change], chance: random.Random) -> tuple[str, list[Cha
 
 
 def swapped_under_their_ids(changes: list[Change], chance: random.Random) -> tuple[str, list[Change]]:
-    """Two consecutive changes of one row, in each other's place: their ids look right."""
+    """Swaps two consecutive changes of one row and keeps the ids in order."""
     latest: dict[tuple[str, str], int] = {}
     pairs = []
     for at, change in enumerate(changes):

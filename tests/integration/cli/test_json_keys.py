@@ -112,7 +112,7 @@ def problems(kind: Any, value: Any, at: str = "") -> Iterator[str]:
 
 
 def assert_as_documented(command: str, printed: str) -> None:
-    """What one command printed, which must not be nothing."""
+    """Checks the output of one command, which must not be empty."""
     answer = ANSWERS[command]
     result = read(answer, printed)
     assert result
@@ -129,7 +129,7 @@ def read(answer: Answer, printed: str) -> list[Any]:
 
 @pytest.fixture
 def here(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a pipeline and a worker, and a Redis with something of everything in it."""
+    """A directory with a pipeline and a worker, and a Redis with objects of every kind."""
     monkeypatch.setenv("MILLSTREAM_URL", redis_url)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -142,7 +142,7 @@ def here(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         "from millstream import Message, Router\n\nrouter = Router()\n\n\n"
         "@router.on('jobs', group='g', group_start='0')\nasync def work(message: Message) -> None: ...\n"
     )
-    # Spark's own part is held by tests/spark: here it would only take its time.
+    # Running Spark is tested in tests/spark; here it would only take time.
     monkeypatch.setattr(
         "millstream.pipelines.session.start_session", lambda *_, **__: SimpleNamespace(stop=lambda: None)
     )

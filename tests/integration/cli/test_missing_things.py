@@ -217,7 +217,7 @@ def test_pending_entries_can_be_shown_with_their_fields(types: Typed, broker: Bl
 
 
 def test_errors_are_escaped_for_the_terminal(types: Typed, broker: BlockingBroker) -> None:
-    """A server's error text holds the name as it is."""
+    """A server's error text contains the name unescaped."""
     evil = "evil\x1b]0;owned\x07\x9b31m"
     for words in (("streams", "describe", evil), ("groups", "describe", "orders", evil), ("dlq", "show", evil, "1-1")):
         code, _, stderr = types(*words)
@@ -328,7 +328,7 @@ def test_unwritable_output_prints_no_traceback(redis_url: str) -> None:
 
 
 def test_user_without_info_sees_the_available_values(types: Typed, broker: BlockingBroker, redis_url: str) -> None:
-    """The usual user of a service: its own keys, and nothing that Redis calls dangerous."""
+    """The usual user of a service: its own keys, and no command of Redis's category ``dangerous``."""
     rules = b"ACL SETUSER service on >p ~orders* &* +@all -@dangerous".split()
     broker.transport.call(Command((*rules,)))
     url = redis_url.replace("redis://", "redis://service:p@")

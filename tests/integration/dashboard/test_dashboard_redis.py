@@ -53,7 +53,7 @@ async def test_hundred_pages_share_the_queries_of_one(redis_broker: Broker, redi
         async with Dashboard(redis_url, pause_s=0.05) as dashboard, open_pages(dashboard, address, pages):
             await dashboard.stats.wait(2)
             before, looks = await commands(redis_broker), dashboard.stats.version
-            # So many that a look which has begun at either end, and asks for memory, too, makes no fifth of it.
+            # So many that a reading that overlaps the begin or the end, and queries memory too, is less than a fifth.
             await dashboard.stats.wait(looks + 20)
             counted.append((await commands(redis_broker) - before) / (dashboard.stats.version - looks))
     assert counted[1] <= 1.2 * counted[0], counted
@@ -106,7 +106,7 @@ async def test_huge_entry_is_not_transferred_with_every_update(redis_broker: Bro
     before = await bytes_sent(redis_broker)
     async with Dashboard(redis_url, pause_s=0.05) as dashboard:
         async with open_pages(dashboard, "/", 1), open_pages(dashboard, "/stream?name=big", 1, others=1):
-            await dashboard.stats.wait(12)  # memory is asked for twice
+            await dashboard.stats.wait(12)  # memory is queried twice
             await eventually(lambda: dashboard.stats.findings_of("big") != [], what="the examination")
         row = next(row for row in dashboard.stats.rows if row.stream == "big")
         assert (row.length, row.lag) == (1, 1)
@@ -132,7 +132,8 @@ async def test_unreadable_large_entries_do_not_hide_the_page(redis_broker: Broke
 
 
 async def test_large_last_entry_is_transferred_once(redis_broker: Broker, redis_url: str) -> None:
-    """A mean cannot tell: it is seen when it comes, and then not asked for until memory is asked for again."""
+    """The mean size does not show it. It is noticed once it was transferred, and not transferred again until the next
+    memory query."""
     await redis_broker.xadd_many("long", [{"n": "1"}] * 1_000)
     await redis_broker.xadd("long", {"x": b"x" * 8_000_000})
     await redis_broker.create_group("long", "g", start="0")
@@ -177,5 +178,5 @@ async def test_redis_is_not_queried_without_open_pages(redis_broker: Broker, red
         await eventually(lambda: not dashboard.stats.is_reading, what="the end of reading")
         before = await commands(redis_broker)
         await asyncio.sleep(0.3)
-        assert await commands(redis_broker) == before + 1  # our own question
+        assert await commands(redis_broker) == before + 1  # our own query
         assert (await http.get("/")).status_code == 200

@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "operate" / "faults.md"
 STREAM = "orders"
 ROWS = [{"n": n} for n in range(5)]
 TWICE = 2
-"""A single refusal could be passed by luck."""
+"""A single refusal could be tolerated by chance."""
 DEADLINE_MS = 60_000
 ANSWERED_S = 30.0
 ONCE_MORE = pytest.mark.at_length

@@ -160,7 +160,7 @@ def expected(name: str, labels: dict[str, str], minute: int) -> dict[str, Any]:
 
 
 def run_unit_tests(exported: Path, tmp_path: Path, tests: list[dict[str, Any]]) -> None:
-    # The texts are not under test: rules without them need no texts among what is expected.
+    # The texts are not tested, so rules without texts are used.
     rules = yaml.safe_load((exported / RULES).read_text())
     for rule in rules["groups"][0]["rules"]:
         del rule["annotations"]

@@ -90,7 +90,7 @@ def billed(client: redis.Redis) -> list[tuple[int, int]]:
 def test_four_processes_share_the_work_while_they_are_killed_and_sigterm_comes_under_load(
     run: Callable[..., Running], redis_server: RedisProcess
 ) -> None:
-    """The ledger at the end is even: every published order is billed once, whichever workers died or drained."""
+    """The ledger is balanced at the end: every published order is billed once, whichever workers died or drained."""
     client = redis.Redis(port=redis_server.port)
     running = run("--processes", "4")
     wait_until(lambda: running.ready(4), timeout_s=60)

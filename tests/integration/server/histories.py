@@ -47,7 +47,7 @@ def make_history(embedded):
 
 
 def picture(client):
-    """Everything that a client can see of the keys, without what depends on the time of looking."""
+    """All that a client can read of the keys, except values that depend on the time of the call."""
     received = {}
     for key in sorted(client.keys("*")):
         kind = client.type(key)

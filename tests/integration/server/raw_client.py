@@ -9,7 +9,7 @@ from support.resp_decoder import Decoder
 
 
 class Client:
-    """A raw connection: what is sent and received is what is on the wire."""
+    """A raw connection, which sends and receives bytes without a protocol library."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.sock = socket.create_connection((host, port), timeout=60)
@@ -22,7 +22,7 @@ class Client:
         self.sock.sendall(data)
 
     def take(self):
-        """The next reply; EOFError when the server has hung up."""
+        """The next reply; EOFError if the server has closed the connection."""
         while (taken := self.decoder.take()) is None:
             data = self.sock.recv(65536)
             if not data:

@@ -44,12 +44,12 @@ def test_blocked_read_ends_at_its_timeout(tmp_path, words):
         before = other.ask("TIME")
         waiting.send(*words)
         while b"blocked_clients:1" not in other.ask("INFO", "clients"):
-            if select.select([waiting.sock], [], [], 0)[0]:  # its time was over before this process had any
+            if select.select([waiting.sock], [], [], 0)[0]:  # its time was over before this process got CPU time
                 assert waiting.take() is NIL_ARRAY
                 waiting.send(*words)
         flag.touch()
         assert int(other.ask("TIME")[0]) < int(before[0]) - 3000
-        assert waiting.take() is NIL_ARRAY  # the client's own patience is a minute
+        assert waiting.take() is NIL_ARRAY  # the client's own timeout is a minute
 
 
 class SetBackLater(SystemClock):

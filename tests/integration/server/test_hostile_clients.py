@@ -51,7 +51,7 @@ def test_many_small_requests_before_a_malformed_one_are_cheap(served):
 
 
 def test_client_is_throttled_by_the_time_of_its_commands():
-    """Another client's questions are answered between a client's long commands, not after all of them."""
+    """Commands of other clients are answered between the long commands of one client, not after all of them."""
     with ServeProcess() as process, Client(process.port) as villain, Client(process.port) as other:
         other.send_raw(b"".join(pack([b"SET", b"key:%d" % number, b"x"]) for number in range(50_000)))
         assert all(other.take() == b"OK" for _ in range(50_000))
@@ -59,7 +59,7 @@ def test_client_is_throttled_by_the_time_of_its_commands():
         steps = [calls(other, "keys")]
         while steps[-1] < 100:
             steps.append(calls(other, "keys"))
-        assert len(set(steps)) > 5  # all at once it would be none of them, and then all
+        assert len(set(steps)) > 5  # without the limit, first none would be answered, and then all
         assert [villain.take() for _ in range(100)] == [[]] * 100
 
 

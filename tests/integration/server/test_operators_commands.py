@@ -39,7 +39,7 @@ ALIKE = [
     "ACL GETUSER",
     "MODULE LIST",
     "MODULE LIST x",
-    "CONFIG SET slowlog-log-slower-than 3600000000",  # or a busy machine's pauses would be in it
+    "CONFIG SET slowlog-log-slower-than 3600000000",  # otherwise pauses of a busy machine would be included
     "SLOWLOG RESET",
     "SLOWLOG LEN",
     "SLOWLOG GET",
@@ -90,7 +90,7 @@ def test_replies_equal_those_of_redis(ours, theirs, protocol):
 
 
 def in_one_order(line, answer):
-    """Redis keeps its settings in a hash whose seed is another at every start."""
+    """Redis keeps its settings in a hash with a random seed at every start."""
     if line.startswith("CONFIG GET") and isinstance(answer, list):
         return dict(zip(answer[::2], answer[1::2], strict=True))
     return answer

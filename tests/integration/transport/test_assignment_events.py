@@ -69,7 +69,7 @@ async def test_close_ends_the_scan_of_a_member_without_a_pause(monkeypatch: pyte
             client.start()
             await looking.wait()
             closing = asyncio.create_task(client.close())
-            # Its other loop, which rests, has ended by then.
+            # Its other loop, which waits for its interval, has ended by then.
             await eventually(lambda: client._tasks[0].done(), what="the renewing to end")
             go_on.set()
             await eventually(closing.done, what="the member to be closed, long before its next sweep")
@@ -78,7 +78,8 @@ async def test_close_ends_the_scan_of_a_member_without_a_pause(monkeypatch: pyte
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RedisProcess]:
-    """A server with users who may do too little, and a list where a service's load-balancer stream should be."""
+    """A server with users without sufficient permissions, and a list under the key of a service's load-balancer
+    stream."""
     with RedisProcess(["--requirepass", "boss"]) as server:
         with open_blocking_broker(f"redis://:boss@127.0.0.1:{server.port}") as boss:
             for rule in ("reader on >secret ~* &* +@read +@connection", "half on >secret ~* &* +@all -xreadgroup"):

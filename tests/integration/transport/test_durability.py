@@ -53,7 +53,7 @@ async def test_replica_confirms_a_write(shared_redis: RedisProcess) -> None:
                 return "1 replicas confirmed" in str(caught.value)
 
             await eventually(refused_with_one_confirmation, what="a replica that is as far as that within its time")
-            # Asking again is safe, and now with what can be had.
+            # A repeat is safe, now with a durability that the server offers.
             again = await broker.append_once("s", "w", 1, 1, [{"n": 4}], durability=replicated(1))
             assert again.skipped == 1
 
@@ -106,7 +106,7 @@ REPEATABLE: dict[str, Callable[[BlockingBroker, Durability | None], Any]] = {
 def test_repeated_write_is_confirmed_only_by_replicas_that_have_it(
     pair: tuple[RedisProcess, RedisProcess], name: str
 ) -> None:
-    """A server newer than Redis 7.0 waits for nothing where the connection that asks has written nothing."""
+    """WAIT of a server newer than Redis 7.0 returns at once if its connection has written nothing."""
     primary, replica = pair
     write, first = REPEATABLE[name], replicated(1, timeout_ms=300)
     replica.signal(signal.SIGSTOP)
@@ -123,7 +123,7 @@ def test_repeated_write_is_confirmed_only_by_replicas_that_have_it(
 async def test_lost_connection_during_wait_confirms_nothing(
     pair: tuple[RedisProcess, RedisProcess],
 ) -> None:
-    """The caller repeats its batch on a new connection, on which such a server would wait for nothing."""
+    """The caller repeats its batch on a new connection, on which WAIT of such a server would return at once."""
     primary, replica = pair
     async with (
         CuttingProxy(primary.port) as proxy,

@@ -77,7 +77,8 @@ def played(answers: Callable[[socket.socket, int], None]) -> Iterator[tuple[int,
         yield listener.getsockname()[1], received
     finally:
         stop.set()
-        # Not close alone: a thread that still waits would go on with whatever gets the descriptor's number next.
+        # Close alone is not enough: a thread that still waits would continue with the next socket of the same
+        # descriptor number.
         listener.shutdown(socket.SHUT_RDWR)
         server.join()
         listener.close()
@@ -110,7 +111,7 @@ async def test_server_that_returns_before_the_deadline() -> None:
             call = asyncio.create_task(broker.xadd("s", {"n": 2}))
             await asyncio.to_thread(server.start)
             await call
-            assert await broker.xlen("s") == 1  # it restarts without data
+            assert await broker.xlen("s") == 1  # the server restarts without data
     finally:
         server.stop()
 
@@ -162,7 +163,7 @@ async def test_stopped_server_is_detected_and_reconnected() -> None:
     with RedisProcess() as server:
         async with open_broker(server.url, deadline_ms=60_000, limits=QUICK) as broker:
             await broker.ping()
-            ask(server, "XADD", "s", "*", "n", "1")  # with all the time it needs
+            ask(server, "XADD", "s", "*", "n", "1")  # without a time limit
             server.signal(signal.SIGSTOP)
             try:
                 with pytest.raises(BrokerUnavailable):
@@ -226,7 +227,7 @@ async def test_cancellation_while_a_connection_opens_is_raised(login: str) -> No
         for steps in [*range(1, 16)] * 30:
             async with open_broker(url) as broker:
                 call = asyncio.create_task(broker.ping())
-                for _ in range(steps):  # each a little further on the way to the answer
+                for _ in range(steps):  # each interrupts the call a little later
                     await asyncio.sleep(0)
                 if call.cancel():
                     await asyncio.wait([call])
@@ -295,7 +296,7 @@ async def test_partly_refused_batch_continues_at_the_refused_command() -> None:
 
 
 async def test_lost_reply_inside_a_batch_is_not_repeated() -> None:
-    """Sending the refused one again would put it behind its successor."""
+    """Sending the refused command again would add its entry after that of its successor."""
 
     def hole(connection: socket.socket, number: int) -> None:
         connection.sendall(b"$3\r\n1-1\r\n-OOM command not allowed\r\n$3\r\n1-2\r\n")

@@ -32,7 +32,7 @@ def fresh(growing: ClusterSetup) -> RedisProcess:
 
 
 def move(cluster: ClusterSetup, slot: int, target: RedisProcess) -> None:
-    """As a reshard does it: key after key, while both nodes answer for the slot."""
+    """Moves a slot as resharding does: key after key, while both nodes serve the slot."""
     source = cluster.begin_move(slot, target)
     keys: list[bytes] = ask(source, "CLUSTER", "GETKEYSINSLOT", str(slot), "1000")
     for key in keys:
@@ -41,7 +41,7 @@ def move(cluster: ClusterSetup, slot: int, target: RedisProcess) -> None:
 
 
 async def test_script_is_loaded_on_the_node_of_its_key(growing: ClusterSetup, fresh: RedisProcess) -> None:
-    """On the way (ASK) and after (MOVED), for one call, for one with a wait for replicas, and for threads."""
+    """During (ASK) and after (MOVED) the move: for a plain call, for one that waits for replicas, and for threads."""
     async with open_broker(growing.url) as broker:
         stream = "asked"
         slot = slot_of(stream.encode())
@@ -49,7 +49,7 @@ async def test_script_is_loaded_on_the_node_of_its_key(growing: ClusterSetup, fr
         source = await asyncio.to_thread(growing.begin_move, slot, fresh)
         keys = ask(source, "CLUSTER", "GETKEYSINSLOT", str(slot), "1000")
         ask(source, "MIGRATE", "127.0.0.1", str(fresh.port), "", "0", "5000", "KEYS", *keys)
-        await broker.append_once(stream, "w", 1, 1, [{"n": 1}])  # the source sends it on
+        await broker.append_once(stream, "w", 1, 1, [{"n": 1}])  # the source node redirects it
         ask(fresh, "SCRIPT", "FLUSH")
         with pytest.raises(DurabilityUnavailable):  # it was stored, and no replica has confirmed
             await broker.append_once(stream, "w", 1, 1, [{"n": 1}], durability="replicated(1)")

@@ -38,7 +38,7 @@ def counted(broker: Broker) -> CountedTransport:
 async def test_batches_of_many_topics_share_one_round_trip(redis_broker: Broker) -> None:
     topics = [f"t{n}" for n in range(100)]
     async with Publisher(redis_broker) as publisher:
-        await publisher.publish("warm", Message(b"x"))  # the connection and the script are there
+        await publisher.publish("warm", Message(b"x"))  # the connection is open and the script is loaded
         transport = counted(redis_broker)
         ids = await asyncio.gather(*(publisher.publish(topic, Message(topic.encode())) for topic in topics))
     assert len(ids) == 100

@@ -16,7 +16,7 @@ redis.call('HSET', KEYS[2], 'rows', 3)
 
 
 def cut_inside_the_last_transaction(directory: Path) -> None:
-    """As SIGKILL does in the middle of a write: half a command is there, and no EXEC."""
+    """As after SIGKILL in the middle of a write: half of a command is stored, and no EXEC."""
     [file] = (directory / "appendonlydir").glob("*.incr.aof")
     written = file.read_bytes()
     file.write_bytes(written[: written.rindex(b"HSET") + 2])

@@ -140,7 +140,7 @@ async def test_reports_that_never_arrive_end_the_watch(server: RedisProcess) -> 
 
 
 async def test_node_that_has_reported_a_write_stays_trusted(server: RedisProcess) -> None:
-    """A group that was set back returns entries that no write preceded."""
+    """A group that was moved back returns entries without a previous write."""
     async with watching(server.url) as watched:
         await watched.begin(b"a", b"b")
         ask(server, "XADD", "b", "*", "k", "v")

@@ -46,7 +46,7 @@ def slow_to_load(request: pytest.FixtureRequest) -> Iterator[tuple[RedisProcess,
 async def restarting(server: RedisProcess) -> AsyncIterator[None]:
     """Kills the server and restarts it; at the end of the block it replies again."""
     server.kill()
-    # It looks at its clients after every 1,024 commands that it has read: a few times in all.
+    # It serves clients after every 1,024 loaded commands: only a few times.
     start = asyncio.create_task(asyncio.to_thread(server.start, "--key-load-delay", str(int(LOADING_S * 1e6 / KEYS))))
     try:
         yield

@@ -53,7 +53,7 @@ async def test_writes_confirmed_by_a_majority_survive_a_crash() -> None:
 
 
 async def test_demoted_primary_is_abandoned(sentinel: SentinelSetup) -> None:
-    """READONLY: the connection still stands, but its server is a replica now."""
+    """READONLY: the connection is still open, but its server is a replica now."""
     async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
         await broker.xadd("orders", {"n": 1})
         with open_blocking_broker(sentinel.primary.url) as old, open_blocking_broker(sentinel.replica.url) as new:

@@ -128,7 +128,7 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def test_parent_and_child_use_redis_after_a_fork(redis_url: str) -> None:
-    """Parent and child never share a connection: neither reads what was meant for the other."""
+    """Parent and child never share a connection: neither reads replies to the other."""
     blocking, loops = open_blocking_broker(redis_url), open_broker(redis_url)
     blocking.set("k", "parent")
 
@@ -212,5 +212,5 @@ async def test_cancelled_check_of_an_idle_connection_leaves_no_connection_open(r
 
 
 def connections_of(server: RedisProcess) -> int:
-    """Without the one that asks."""
+    """Without the connection of this query."""
     return bytes(ask(server, "CLIENT", "LIST")).count(b"addr=") - 1

@@ -38,7 +38,7 @@ _SPARKS_OWN = "".join(
 
 
 def jars(name: str, wanted: dict[str, str], *, for_spark: bool = True) -> list[Path]:
-    """The artefacts and what they need; for Spark without what it brings itself. Skips where they cannot be had."""
+    """The artefacts and their dependencies, without those that Spark contains. Skips if they cannot be fetched."""
     location = CACHE / f"{name}-{'-'.join(wanted.values())}"
     if not (location / "ready").exists():
         if shutil.which("mvn") is None:

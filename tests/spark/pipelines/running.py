@@ -71,7 +71,7 @@ def numbers(client: redis.Redis, stream: str = "out") -> list[int]:
 
 
 def forget_last_commit(made: Pipeline) -> int:
-    """What a crash between the sinks' writes and Spark's commit leaves: the batch is planned, and not done."""
+    """The state after a crash between the sinks' writes and Spark's commit: the batch is planned, and not committed."""
     commits = Path(made.checkpoint_path) / "spark" / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
     for path in (commits / str(last), commits / f".{last}.crc"):

@@ -207,7 +207,7 @@ def test_kafka_as_a_sink_and_as_a_source_whose_events_keep_their_ids(
         command = in_42(commands, file, "--once")
         assert command.wait(400) == 0, command.log.read_text()[-3000:]
         ids.append(sorted(entry["id"] for entry in entries(client)))
-        # What a crash leaves between the sink's write and Spark's commit.
+        # The state after a crash between the sink's write and Spark's commit.
         commits = tmp_path / "from" / "spark" / "commits"
         for path in (commits / "0", commits / ".0.crc"):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Every envelope with every op, out and in again; and documents that others wrote."""
+"""Every envelope with every op, written and read again; and documents of other producers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mask names is in no output, error, dead letter or queue: a canary in nested, listed and renamed fields."""
+"""A masked value is in no output, error, dead letter or queue: a canary in nested, listed and renamed fields."""
 
 from __future__ import annotations
 

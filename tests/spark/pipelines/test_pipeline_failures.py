@@ -252,7 +252,7 @@ def test_one_of_two_required_sinks_fails_while_the_other_has_the_batch(spark: Sp
             runner.close()
         assert runner.named("orders").error is None
         assert sorted(numbers(here)) == list(range(600))
-        # The server without a disk came back empty: what it lost was answered before; of the rest nothing is missing.
+        # The server without a disk restarted empty. Only rows that it had confirmed before are missing.
         assert sorted(numbers(redis.Redis(port=shaky.port))) == list(range(200, 600))
         errors = {details["sink"] for name, details in events if name == "pipeline.sink_error"}
         assert errors == {"shaky"}

@@ -1,4 +1,4 @@
-"""Documents that used to stop a pipeline, or to be changed without a word, are dead letters of the right stage."""
+"""Documents that could stop a pipeline, or be changed silently, are dead letters of the right stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each processor over golden batches: what goes in, and exactly what comes out."""
+"""Each processor over golden batches: the input, and the exact output."""
 
 from __future__ import annotations
 

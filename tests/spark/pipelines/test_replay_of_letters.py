@@ -1,4 +1,4 @@
-"""A replay sends each dead letter on as it was, and one that cannot be sent blocks no other."""
+"""A replay sends each dead letter unchanged, and one that cannot be sent does not block others."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 SHORT = {"batch_timeout": "9s", "connect_timeout": "200ms", "send_timeout": "200ms"}
 
 
-# The look before the start connects too, and takes the first silence while connecting; the writer meets the others.
+# The check before the start also connects, and gets the first connection without replies; the writer gets the others.
 @pytest.mark.parametrize(("word", "times"), [(b"AUTH", 3), (b"silent-stream", 2)], ids=["connecting", "writing"])
 def test_a_silent_connection_is_replaced_within_the_batch_s_time(
     word: bytes, times: int, spark: SparkSession, tmp_path: Path

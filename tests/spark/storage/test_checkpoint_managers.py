@@ -1,4 +1,4 @@
-"""What Spark's checkpoint file manager, as pipelines choose it, does with two writers of one log entry."""
+"""Spark's checkpoint file manager, as pipelines choose it, with two writers of one log entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URLs: what they select, which are rejected, and that secrets are never printed."""
+"""URLs: the servers that they select, invalid ones, and secrets, which are never printed."""
 
 from __future__ import annotations
 

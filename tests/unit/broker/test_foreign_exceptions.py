@@ -93,7 +93,7 @@ def server() -> Iterator[int]:
                     while (words := reader.gets()) is not False:
                         connection.sendall(answer(words, port))
             except (OSError, hiredis.ProtocolError):
-                pass  # gone, or asked whether TLS is spoken here
+                pass  # closed, or a probe for TLS
 
     def serve() -> None:
         while True:
@@ -143,7 +143,7 @@ def raising(error: BaseException, *, coroutine: bool = False) -> Any:
 
 
 def plant_on_wire(kind: type[Any], attribute: str, wrap: Callable[[Any, BaseException], Any]) -> Plant:
-    """From the first command after PING on: connecting goes well."""
+    """Plants the fault from the first command after PING on, so that connecting succeeds."""
 
     def plant(patch: pytest.MonkeyPatch, error: BaseException) -> None:
         exchange = kind.exchange
@@ -159,7 +159,7 @@ def plant_on_wire(kind: type[Any], attribute: str, wrap: Callable[[Any, BaseExce
 
 
 class Broken:
-    """Something whose methods work, all but one."""
+    """An object of which one method fails."""
 
     def __init__(self, whole: Any, name: str, error: BaseException) -> None:
         self._whole, self._name, self._error = whole, name, error

@@ -196,7 +196,7 @@ STREAM_OF_REDIS_6 = [
     *(b"length", 1, b"radix-tree-keys", 1, b"radix-tree-nodes", 2, b"last-generated-id", b"5-1", b"groups", 1),
     *(b"first-entry", [b"5-1", [b"n", b"1"]], b"last-entry", [b"5-1", [b"n", b"1"]]),
 ]
-"""What Redis 6.2 answers to XINFO GROUPS and XINFO STREAM."""
+"""The replies of Redis 6.2 to XINFO GROUPS and XINFO STREAM."""
 
 
 @pytest.mark.parametrize(

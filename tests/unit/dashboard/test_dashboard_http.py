@@ -1,4 +1,4 @@
-"""Who may look and who may act, tried from outside, without a browser that would help."""
+"""Access control of the dashboard over HTTP, without a browser."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def run_competitor(url: str, handled: list[str], ready: threading.Event, stop: t
 
 
 async def block_while_another_member_runs(url: str, max_blocked: threading.Event | None = None) -> list[str]:
-    """Who handled the one message, after its handler has blocked the event loop."""
+    """Returns the consumers that handled the message, after its handler has blocked the event loop."""
     handled: list[str] = []
     ready, stop, done = threading.Event(), threading.Event(), asyncio.Event()
     competitor = threading.Thread(target=run_competitor, args=(url, handled, ready, stop))

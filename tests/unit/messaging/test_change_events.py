@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 from pydantic import BaseModel, ConfigDict
-from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
+from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
 from millstream import Broker, Message, Publisher, Router, open_broker
 from millstream.cqrs import EventBus

@@ -1,4 +1,4 @@
-"""Handlers get what they ask for, once per message, and clean-up runs before the outcome is known.
+"""Handlers receive their dependencies, each made once per message, and clean-up runs before the outcome is known.
 
 No ``from __future__ import annotations`` here: classes inside tests could not be resolved by name.
 """

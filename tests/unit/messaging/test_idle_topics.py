@@ -18,7 +18,7 @@ from support.virtual_time import run_in_virtual_time
 
 TOPICS = [f"t{number}" for number in range(24)]
 LAST = TOPICS[-1]
-"""It is in a slot beyond the first, which are waited for."""
+"""A topic in a slot without a blocking read."""
 HOUR_MS = 3_600_000
 Step = Callable[[], Awaitable[None]]
 

@@ -1,4 +1,4 @@
-"""The in-flight table: capacity, order per key, isolation, ownership; and what it does with every state and event."""
+"""The in-flight table: capacity, order per key, isolation, ownership; and the transition for every state and event."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from millstream.model import EntryId
 
 MAX_ENTRIES, MAX_BYTES, MAX_DELIVERIES, MAX_HOLD = 16, 60, 5, 60.0
 MAX_EXTRA = 30
-"""How many times as many walks as asked for, at most, until every transition has happened."""
+"""The maximum number of walks, as a multiple of the requested one, until every transition has happened."""
 KEYS = (None, None, "a", "b")
 WAITING = {State.KEY_QUEUED, State.KEY_QUEUED_CLAIMED, State.READY, State.UNVERIFIED, State.CLAIMED, State.ISOLATED}
 """No handler of this process has started."""

@@ -22,7 +22,7 @@ async def handle(message: Message) -> None: ...
 @pytest.mark.parametrize("codec", ["flat", "raw"])
 async def test_values_that_are_not_messages_are_not_published(value: Any, options: Any, codec: str) -> None:
     async with open_broker(f"local://{uuid4().hex}") as broker, Publisher(broker, codec=codec) as publisher:
-        with pytest.raises(InvalidArgument, match=r"messages: .* Use Message objects, such as Message\(b'...'\)"):
+        with pytest.raises(InvalidArgument, match=r"messages: .* Use Message"):
             await publisher.publish("orders", Message(b"1"), value, **options)
         assert await broker.xlen("orders") == 0
 

@@ -48,7 +48,7 @@ class Inner(BaseModel):
 
 
 class Awkward(BaseModel):
-    """Everything that JSON and pydantic do not take back by themselves."""
+    """Fields that JSON and pydantic do not restore by default."""
 
     model_config = ConfigDict(extra="forbid")
 

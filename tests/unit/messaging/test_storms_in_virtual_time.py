@@ -232,7 +232,7 @@ def tables_of(member: Subscriber) -> list[InFlight]:
 ONCE_MORE = pytest.mark.at_length
 COLUMNS = [
     *(pytest.param(number, kind, False) for number in range(STORMS) for kind in KINDS),
-    # In `make test` those whose outputs lie in another slot than what they are made of.
+    # In `make test` the variants whose outputs are in another slot than the input.
     *(
         pytest.param(number, kind, True, marks=ONCE_MORE if number or kind != "outputs" else ())
         for number in range(STORMS)

@@ -1,4 +1,4 @@
-"""What may be registered on a router, and the errors for mistakes."""
+"""Valid registrations on a router, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_handler_with_a_wrong_signature_is_refused_with_its_place(function: Any,
 
 
 def test_close_timeout_of_a_handler_is_refused_with_advice() -> None:
-    """A router closes as a whole: one handler's limit could only shorten what waits for the others anyway."""
+    """A router closes as a whole: a limit of one handler would have no effect while others are waited for."""
     router = Router()
     wrong: dict[str, Any] = {"close_timeout_ms": 3_000}  # a type checker would reject it, but not every user runs one
     with pytest.raises(HandlerRefused, match=r"close_timeout_ms.*Router\(broker, close_timeout_ms=3000\)"):

@@ -1,4 +1,4 @@
-"""What the HTTP port shows with and without the access token, tested without a socket."""
+"""The responses of the HTTP port with and without the access token, tested without a socket."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from specs import pipeline, planned, redis_sink
 from millstream.pipelines import checkpoint as checkpoint_module
 from millstream.pipelines import runner
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.errors import CheckpointRefused, PipelineRuns, SpecRefused, is_disk_full, may_pass
+from millstream.pipelines.errors import CheckpointRefused, PipelineRuns, SpecRefused, is_disk_full, is_transient
 from millstream.pipelines.plan import make_plan
 from millstream.pipelines.runner import Runner
 from millstream.pipelines.session import check_stores, checkpoint_file_manager
@@ -191,7 +191,7 @@ def test_plan_names_the_store_and_sinks_stay_the_same() -> None:
 )
 def test_outage_of_the_store_and_a_full_store_may_pass(error: Exception, full: bool) -> None:
     assert is_disk_full(error) == full
-    assert may_pass(error)
+    assert is_transient(error)
 
 
 class Stores:

@@ -1,4 +1,4 @@
-"""JSON as text: every digit stays, one whole value or nothing, and paths find what they name."""
+"""JSON as text: every digit is kept, only complete values are accepted, and paths find their fields."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from millstream.errors import AuthenticationFailed, BrokerUnavailable, MillstreamError, OutOfMemory
-from millstream.pipelines.errors import StopRequested, is_disk_full, is_fatal, is_source_fault, may_pass, short
+from millstream.pipelines.errors import StopRequested, is_disk_full, is_fatal, is_source_fault, is_transient, short
 from millstream.pipelines.run_context import Gate
 from millstream.pipelines.spec.pipeline import RetrySettings
 from millstream.testing import wait_until
@@ -36,10 +36,12 @@ def test_error_of_an_attempt_is_attributed_to_source_or_sink() -> None:
     )
     assert is_source_fault(RuntimeError(reading))
     assert not is_source_fault(RuntimeError(writing))
-    assert may_pass(RuntimeError(reading))
-    assert may_pass(RuntimeError("[STREAM_FAILED] Query [id = 1] terminated: Python worker failed to connect back."))
-    assert not may_pass(RuntimeError("... millstream.spark.errors.DataLost: 3 entries ..."))
-    assert not may_pass(RuntimeError("an unexpected error"))
+    assert is_transient(RuntimeError(reading))
+    assert is_transient(
+        RuntimeError("[STREAM_FAILED] Query [id = 1] terminated: Python worker failed to connect back.")
+    )
+    assert not is_transient(RuntimeError("... millstream.spark.errors.DataLost: 3 entries ..."))
+    assert not is_transient(RuntimeError("an unexpected error"))
 
 
 def test_full_disk_is_recognized_in_the_error_of_a_task() -> None:

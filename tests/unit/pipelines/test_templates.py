@@ -1,4 +1,4 @@
-"""Templates: what they may name, strict and lenient, rendered for one event."""
+"""Templates: allowed names, strict and lenient rendering for one event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as commands in bulk, and what the replies to their transaction mean."""
+"""Rows as commands in bulk, and the interpretation of the replies to their transaction."""
 
 from __future__ import annotations
 

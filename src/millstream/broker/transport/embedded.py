@@ -154,7 +154,7 @@ class _Waiter:
     def _set_exception(self, error: Exception) -> None:
         if not self.future.done():
             self.future.set_exception(error)
-            self.future.exception()  # marks it as retrieved: asyncio must not log it for a listener that is not read
+            self.future.exception()  # retrieved: asyncio must not log the error of a listener that no task reads
 
     def _call_in_loop(self, callback: Any, value: Any) -> None:
         try:

@@ -34,31 +34,31 @@ from millstream.cdc.snapshot import ChunkPlan, SeenTable
 class Mariadb:
     """One server, read through one binary log connection."""
 
-    given: MariadbOptions
+    parsed_options: MariadbOptions
 
     @property
     def options(self) -> FollowOptions:
-        return self.given.follow
+        return self.parsed_options.follow
 
     @property
     def change_counter(self) -> ChangeCounter:
         return count_changes
 
     def begin(self) -> ChangeOffset:
-        g = self.given
-        state = preparation.check_server(g.login, g.follow.tables, g.follow.exclude)
-        with g.login.connect() as connection:
+        options = self.parsed_options
+        state = preparation.check_server(options.login, options.follow.tables, options.follow.exclude)
+        with options.login.connect() as connection:
             position = catalog.log_end(connection)
             gtids = catalog.gtids_at(connection, state.base, position)
         if gtids is None:
-            raise SourceRefused(f"{g.login.display_address} has no GTID for the end of its log. Try again.")
-        return ChangeOffset(state.server, position, partitions=g.follow.partitions, gtids=gtids)
+            raise SourceRefused(f"{options.login.display_address} has no GTID for the end of its log. Try again.")
+        return ChangeOffset(state.server, position, partitions=options.follow.partitions, gtids=gtids)
 
     def resume(self, start: ChangeOffset) -> list[str]:
-        g = self.given
-        state = preparation.check_server(g.login, g.follow.tables, g.follow.exclude)
-        with g.login.connect() as connection:
-            catalog.check_position(connection, g.login, start.server, start.position, start.gtids)
+        options = self.parsed_options
+        state = preparation.check_server(options.login, options.follow.tables, options.follow.exclude)
+        with options.login.connect() as connection:
+            catalog.check_position(connection, options.login, start.server, start.position, start.gtids)
         return [table.full_name for table in state.tables]
 
     def include_new_tables(self) -> None:
@@ -66,9 +66,9 @@ class Mariadb:
 
     def identities(self, recorded: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Only keys are compared: the log has the statements that replace or remove a table."""
-        g = self.given
-        with g.login.connect() as connection:
-            tables = catalog.followed_tables(connection, g.follow.tables, g.login.database)
+        options = self.parsed_options
+        with options.login.connect() as connection:
+            tables = catalog.followed_tables(connection, options.follow.tables, options.login.database)
             return {table.full_name: catalog.identity_of(connection, table) for table in tables}
 
     def session(
@@ -78,27 +78,27 @@ class Mariadb:
         on_table: TableCallback,
         recorded: Callable[[], Mapping[str, Any]],
     ) -> BinlogSession:
-        g = self.given
+        options = self.parsed_options
         gtids: str | None = start.gtids
         if read_ahead.position != start.position:  # an earlier session read ahead
             ahead = read_ahead.ranges(start.position, read_ahead.position)
             gtids = self.gtids([path for log_range in ahead for path in log_range.files], read_ahead.position) or None
-        stop = g.follow.on_table_change == "stop"
+        stop = options.follow.on_table_change == "stop"
         return BinlogSession(
-            g.login,
-            g.server_id,
-            g.follow.tables,
+            options.login,
+            options.server_id,
+            options.follow.tables,
             read_ahead,
             server=start.server,
             gtids=gtids,
             on_table=on_table,
             recorded=recorded,
-            exclude=g.follow.exclude,
+            exclude=options.follow.exclude,
             stop_on_change=stop,
         )
 
     def log_end(self) -> int:
-        with self.given.login.connect() as connection:
+        with self.parsed_options.login.connect() as connection:
             return catalog.log_end(connection)
 
     def gtids(self, files: Sequence[Path], position: int) -> str:
@@ -110,20 +110,20 @@ class Mariadb:
 
     def split_tables(self, names: Collection[str] | None, must_see: Mapping[str, int]) -> list[dict[str, Any]]:
         """``must_see`` is ignored: a transaction in the log is visible to every transaction that starts later."""
-        g = self.given
-        with g.login.connect() as connection:
-            tables = catalog.followed_tables(connection, g.follow.tables, g.login.database)
+        options = self.parsed_options
+        with options.login.connect() as connection:
+            tables = catalog.followed_tables(connection, options.follow.tables, options.login.database)
             selected = [table for table in tables if names is None or table.full_name in names]
-            return snapshot.split_tables(connection, selected, g.follow.chunk_rows)
+            return snapshot.split_tables(connection, selected, options.follow.chunk_rows)
 
     def read_chunk(self, path: Path, chunk: ChunkPlan) -> None:
-        snapshot.read_chunk(self.given.login, path, chunk, self.given.follow.exclude)
+        snapshot.read_chunk(self.parsed_options.login, path, chunk, self.parsed_options.follow.exclude)
 
     def locate(self, table: SeenTable, keys: list[pa.Array]) -> Numbers:
-        return snapshot.locate(self.given.login, table, keys)
+        return snapshot.locate(self.parsed_options.login, table, keys)
 
     def decoding(self) -> Decoding:
-        follow = self.given.follow
+        follow = self.parsed_options.follow
         return Decoding(follow.source, None, follow.numeric, excluded=follow.exclude)
 
     def decode_changes(self, segment: Segment, decoding: Decoding) -> pa.RecordBatch:

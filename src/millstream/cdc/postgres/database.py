@@ -57,56 +57,56 @@ _CHECKPOINT_RECORD = "checkpoint.json"
 class Postgres:
     """One database, read through one replication slot."""
 
-    given: ChangeOptions
+    parsed_options: ChangeOptions
 
     @property
     def options(self) -> FollowOptions:
-        return self.given.follow
+        return self.parsed_options.follow
 
     @property
     def change_counter(self) -> None:
         return None
 
     def begin(self) -> ChangeOffset:
-        g = self.given
-        state = preparation.check_database(g.login, g.config, resuming=False)
-        own = self._checkpoint_id() if g.follow.storage().exists(_CHECKPOINT_RECORD) else None
-        preparation.refuse_slot_of_another_checkpoint(g.login, g.config, state, own)
-        position = preparation.make(g.login, g.config, state, bind=self._checkpoint_id)
-        return ChangeOffset(state.server, position, partitions=g.follow.partitions)
+        options = self.parsed_options
+        state = preparation.check_database(options.login, options.config, resuming=False)
+        own = self._checkpoint_id() if options.follow.storage().exists(_CHECKPOINT_RECORD) else None
+        preparation.refuse_slot_of_another_checkpoint(options.login, options.config, state, own)
+        position = preparation.make(options.login, options.config, state, bind=self._checkpoint_id)
+        return ChangeOffset(state.server, position, partitions=options.follow.partitions)
 
     def _checkpoint_id(self) -> str:
         """The id of this checkpoint, stored next to its segments."""
-        storage = self.given.follow.storage()
+        storage = self.parsed_options.follow.storage()
         return str(write_json_once(storage, _CHECKPOINT_RECORD, {"checkpoint": token_hex(8)})["checkpoint"])
 
     def resume(self, start: ChangeOffset) -> list[str]:
-        g = self.given
-        state = preparation.check_database(g.login, g.config, resuming=True)
+        options = self.parsed_options
+        state = preparation.check_database(options.login, options.config, resuming=True)
         system, database = state.server.split("/", 1)
-        catalog.require_same_server(start.server, system, database, g.login)
-        catalog.refuse_older_log(g.login, start.position, self.log_end())
-        catalog.refuse_gap(g.config.slot, state.slot, start.position)
+        catalog.require_same_server(start.server, system, database, options.login)
+        catalog.refuse_older_log(options.login, start.position, self.log_end())
+        catalog.refuse_gap(options.config.slot, state.slot, start.position)
         return [table.full_name for table in state.tables]
 
     def include_new_tables(self) -> None:
-        g = self.given
-        if g.config.create:
-            state = preparation.check_database(g.login, g.config, resuming=True)
-            with g.login.connect() as connection:
-                preparation.publish_tables(connection, g.config, state)
+        options = self.parsed_options
+        if options.config.create:
+            state = preparation.check_database(options.login, options.config, resuming=True)
+            with options.login.connect() as connection:
+                preparation.publish_tables(connection, options.config, state)
 
     def identities(self, recorded: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        g = self.given
-        with g.login.connect() as connection:
-            tables = catalog.followed_tables(connection, g.config.tables)
-            current = catalog.identities_of(connection, tables, g.config.publication)
+        options = self.parsed_options
+        with options.login.connect() as connection:
+            tables = catalog.followed_tables(connection, options.config.tables)
+            current = catalog.identities_of(connection, tables, options.config.publication)
             missing = {name: identity for name, identity in self._followed(recorded).items() if name not in current}
-            return current | catalog.removed_tables(connection, missing, g.config.tables)
+            return current | catalog.removed_tables(connection, missing, options.config.tables)
 
     def _followed(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
         """Without tables that were taken out of ``tables`` since they were recorded."""
-        patterns = self.given.config.tables
+        patterns = self.parsed_options.config.tables
         return {
             name: identity
             for name, identity in recorded.items()
@@ -120,7 +120,7 @@ class Postgres:
         on_table: TableCallback,
         recorded: Callable[[], Mapping[str, Any]],
     ) -> ReplicationSession:
-        g = self.given
+        options = self.parsed_options
 
         def describe(relation: Relation) -> Relation | None:
             """Runs in the session's thread with the read-ahead log locked, before a change of the table is planned."""
@@ -128,51 +128,60 @@ class Postgres:
             name = full_name(relation.schema, relation.table)
             for followed, change in relation_changes(relation, name, identities).items():
                 on_table(followed, change)
-            if not catalog.matches(relation.schema, relation.table, g.config.tables):
+            if not catalog.matches(relation.schema, relation.table, options.config.tables):
                 return None
             on_table(name, None)
-            with g.login.connect() as connection:
+            with options.login.connect() as connection:
                 logged = [column.name for column in relation.columns]
-                unsent = preparation.unsent_columns(connection, g.config, relation.id, logged)
-                refuse_missing_excluded(name, {*logged, *unsent}, g.config.exclude)
+                unsent = preparation.unsent_columns(connection, options.config, relation.id, logged)
+                refuse_missing_excluded(name, {*logged, *unsent}, options.config.exclude)
                 return catalog.complete_relation(connection, relation, identities.get(name, {}).get("keys", []))
 
-        timeline = Timeline(g.follow.storage(), g.login.display_address)
+        timeline = Timeline(options.follow.storage(), options.login.display_address)
         return ReplicationSession(
-            *(g.login, g.config.slot, g.config.publication, read_ahead),
+            options.login,
+            options.config.slot,
+            options.config.publication,
+            read_ahead,
             server=start.server,
             timeline=timeline,
             describe=describe,
         )
 
     def log_end(self) -> int:
-        with self.given.login.connect() as connection:
+        with self.parsed_options.login.connect() as connection:
             return catalog.flushed_position(connection)
 
     def gtids(self, files: Sequence[Path], position: int) -> str:
         return ""  # the replication slot has the position
 
     def split_tables(self, names: Collection[str] | None, must_see: Mapping[str, int]) -> list[dict[str, Any]]:
-        g = self.given
-        with g.login.connect() as connection:
-            tables = catalog.followed_tables(connection, g.config.tables)
+        options = self.parsed_options
+        with options.login.connect() as connection:
+            tables = catalog.followed_tables(connection, options.config.tables)
             return snapshot.split_tables(
                 connection,
                 [table for table in tables if names is None or table.full_name in names],
-                catalog.published(connection, g.config.publication) or {},
-                chunk_rows=g.follow.chunk_rows,
+                catalog.published(connection, options.config.publication) or {},
+                chunk_rows=options.follow.chunk_rows,
                 must_see=must_see,
             )
 
     def read_chunk(self, path: Path, chunk: ChunkPlan) -> None:
-        snapshot.read_chunk(self.given.login, path, chunk, self.given.config)
+        snapshot.read_chunk(self.parsed_options.login, path, chunk, self.parsed_options.config)
 
     def locate(self, table: SeenTable, keys: list[pa.Array]) -> Numbers:
-        return snapshot.locate(self.given.login, table, keys)
+        return snapshot.locate(self.parsed_options.login, table, keys)
 
     def decoding(self) -> Decoding:
-        g = self.given
-        return Decoding(g.follow.source, g.login.database, g.follow.numeric, g.unchanged, g.follow.exclude)
+        options = self.parsed_options
+        return Decoding(
+            options.follow.source,
+            options.login.database,
+            options.follow.numeric,
+            options.unchanged,
+            options.follow.exclude,
+        )
 
     def decode_changes(self, segment: Segment, decoding: Decoding) -> pa.RecordBatch:
         return decode_changes(segment, decoding)

@@ -70,7 +70,7 @@ async def load_of(shared: Shared, query: Query, root: str) -> Values:
     letters = letters_of(shared, dlq)
     total = await letters.count()
     errors, examined = await _by_error(shared, letters, total)
-    listed = await letters.list(selection, limit=MAX_LISTED, most=MAX_COUNTED)
+    listed = await letters.list(selection, limit=MAX_LISTED, max_examined=MAX_COUNTED)
     now_ms = await shared.broker.server_time_ms()
     return {
         "dlq": dlq,
@@ -90,7 +90,7 @@ async def _by_error(shared: Shared, letters: DeadLetters, total: int) -> tuple[l
     cache_key = (total, shared.stats.version if stream_stats is None else stream_stats.last_generated)
     cached = shared.page_state.setdefault("errors", {})
     if cached.get(letters.name, (None,))[0] != cache_key:
-        groups = list(await letters.by_error(most=MAX_COUNTED))
+        groups = list(await letters.by_error(max_examined=MAX_COUNTED))
         if len(cached) > 50:
             cached.clear()
         cached[letters.name] = (cache_key, groups)

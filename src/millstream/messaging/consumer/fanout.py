@@ -24,7 +24,7 @@ from millstream.messaging.message import Message
 from millstream.messaging.outcome import Ack, Outcome, Retry
 from millstream.messaging.partitions import OutputTopic, outputs_by_stream
 from millstream.messaging.settings import SubscriberSettings
-from millstream.messaging.supervision import can_pass
+from millstream.messaging.supervision import is_worth_retrying
 from millstream.model import MIN_ID, Backoff, Entry, EntryId, monotonic_ms
 
 if TYPE_CHECKING:
@@ -181,8 +181,8 @@ class Fanout:
             present = await self._broker.run(xrange, self.topic, self._seen[0], count=MAX_REMEMBERED_IDS)
         except NoSuchStream:
             return  # the stream may be created again, with smaller or larger ids
-        except Exception as error:  # see ``can_pass``
-            if not can_pass(error):
+        except Exception as error:  # see ``is_worth_retrying``
+            if not is_worth_retrying(error):
                 raise
             self._emit("messaging.read_failed", error=text_of(error))
             return
@@ -207,8 +207,8 @@ class Fanout:
                 self._seen.append(position)
             except NoSuchStream:
                 pass
-            except Exception as error:  # see ``can_pass``
-                if not can_pass(error):
+            except Exception as error:  # see ``is_worth_retrying``
+                if not is_worth_retrying(error):
                     raise
                 self._emit("messaging.read_failed", error=text_of(error))
                 failures += 1
@@ -239,8 +239,8 @@ class Fanout:
                     if entries:
                         self._emit("messaging.received", entries=len(entries))
                     return entries
-            except Exception as error:  # see ``can_pass``
-                if not can_pass(error):
+            except Exception as error:  # see ``is_worth_retrying``
+                if not is_worth_retrying(error):
                     raise
                 self._emit("messaging.read_failed", error=text_of(error))
             finally:

@@ -188,7 +188,7 @@ class Membership:
         if claim_reply_lost or not any(
             entry.times_delivered > _known_count(topic, entry.id, times) for entry in pending
         ):
-            return self._name_is_shared  # a process that was detected earlier may have settled them
+            return self._name_is_shared  # the other process may have settled the entries
         topic.emit("messaging.consumer_shared")
         if not self._name_is_shared:
             self._name_is_shared = True

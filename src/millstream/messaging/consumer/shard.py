@@ -26,7 +26,7 @@ from millstream.messaging.consumer.idle_topics import IDLE_CHECK_MS, IdleTopics
 from millstream.messaging.consumer.membership import Membership
 from millstream.messaging.consumer.reads import ReadPlan, Reads, TopicRead
 from millstream.messaging.failure import text_of
-from millstream.messaging.supervision import can_pass
+from millstream.messaging.supervision import is_worth_retrying
 from millstream.model import Backoff, monotonic_ms
 from millstream.wire import to_bytes
 
@@ -453,7 +453,7 @@ class Shard:
             return
         if isinstance(remaining, ServerError) and remaining.code == "UNBLOCKED":
             return  # the stream was deleted during the blocking read: the next read replies NOGROUP
-        if can_pass(remaining):
+        if is_worth_retrying(remaining):
             self._recover_later([read])
             self._report([read], remaining)
             return

@@ -31,7 +31,7 @@ from millstream.messaging.message import Message
 from millstream.messaging.outcome import AckPolicy, Outcome
 from millstream.messaging.partitions import OutputTopic
 from millstream.messaging.settings import SubscriberSettings, default_consumer
-from millstream.messaging.supervision import RESTART, can_pass
+from millstream.messaging.supervision import RESTART, is_worth_retrying
 
 log = logging.getLogger(__name__)
 
@@ -223,9 +223,9 @@ class Subscription:
             try:
                 await shared.enter(self._state)
                 return
-            except Exception as error:  # see ``can_pass``
+            except Exception as error:  # see ``is_worth_retrying``
                 # The stream was deleted meanwhile: the next attempt creates it again.
-                if not (can_pass(error) or isinstance(error, (NoSuchStream, NoSuchGroup))):
+                if not (is_worth_retrying(error) or isinstance(error, (NoSuchStream, NoSuchGroup))):
                     self._failed(error)
                     return
                 failures += 1

@@ -48,7 +48,7 @@ class Leftover:
     """Something in the source that only this pipeline needs: a description, how to remove it now, and ``later``, how to
     remove it without the checkpoint."""
 
-    what: str
+    description: str
     remove: Callable[[], None]
     later: str
 

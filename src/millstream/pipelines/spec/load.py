@@ -202,7 +202,8 @@ def order_problems(types: Sequence[object]) -> list[tuple[int, str]]:
 
 
 def check_file(document: Document) -> None:
-    """Checks plain values, so that these problems are reported together with all others."""
+    """Checks the plain values of the file, so that these problems are reported together with those of the
+    validation."""
     spec = document.value.get("spec") if isinstance(document.value, dict) else None
     if not isinstance(spec, dict):
         return
