@@ -259,6 +259,11 @@ class Checkpoint:
         before, now = record.get("began"), _began(process)
         return process if before is None or now is None or before == now else None
 
+    def was_run_elsewhere(self) -> bool:
+        """Whether the process that ran the pipeline last, and did not end by itself, was on another host."""
+        host = (self._read_control() or {}).get("host")
+        return host is not None and host != socket.gethostname()
+
     def answers_at(self) -> str | None:
         """The HTTP URL of the process that runs the pipeline; None if it has none, or was killed."""
         url = None if self.run_by() is None else (self._control() or {}).get("url")
