@@ -237,25 +237,32 @@ class PipelineBatcher:
         return await reply
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)
-        while self._waiting:
-            batch, self._waiting = self._waiting[: self._in_one_go], self._waiting[self._in_one_go :]
-            replies: list[Any]
-            try:
-                replies = await self._broker.run(command_pipeline, [operation for operation, _ in batch])
-            except Exception as error:  # of any kind: each task that waits gets it
-                replies = [error] * len(batch)
-            except BaseException:
-                # Cancelled, as all tasks are when the loop ends: the remaining operations do not run, so the tasks that
-                # wait for them must be cancelled too.
-                for _, waiter in (*batch, *self._waiting):
-                    waiter.cancel()
-                self._waiting = []
-                raise
-            for (_, waiter), reply in zip(batch, replies, strict=True):
-                if waiter.done():
-                    continue  # the task that waited was cancelled
-                if isinstance(reply, Exception):
-                    waiter.set_exception(reply)
-                else:
-                    waiter.set_result(reply)
+        batch: list[tuple[Operation[Any], asyncio.Future[Any]]] = []
+        try:
+            await asyncio.sleep(0)
+            while self._waiting:
+                batch, self._waiting = self._waiting[: self._in_one_go], self._waiting[self._in_one_go :]
+                self._deliver(batch, await self._replies([operation for operation, _ in batch]))
+        except BaseException:
+            # Cancelled, as all tasks are when the loop ends: the remaining operations do not run, so the tasks that
+            # wait for them must be cancelled too.
+            for _, waiter in (*batch, *self._waiting):
+                waiter.cancel()
+            self._waiting = []
+            raise
+
+    async def _replies(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        try:
+            return await self._broker.run(command_pipeline, operations)
+        except Exception as error:  # of any kind: each task that waits gets it
+            return [error] * len(operations)
+
+    @staticmethod
+    def _deliver(batch: Sequence[tuple[Operation[Any], asyncio.Future[Any]]], replies: Sequence[Any]) -> None:
+        for (_, waiter), reply in zip(batch, replies, strict=True):
+            if waiter.done():
+                continue  # the task that waited was cancelled
+            if isinstance(reply, Exception):
+                waiter.set_exception(reply)
+            else:
+                waiter.set_result(reply)

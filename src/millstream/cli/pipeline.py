@@ -371,15 +371,13 @@ def reset(file: File, yes: Yes = False, output: Output = OutputKind.table) -> No
     Data in the sinks is kept. Batches that wait on disk for sinks are lost.
     """
     from millstream.pipelines import Checkpoint
-    from millstream.pipelines.errors import CheckpointLocked
-    from millstream.pipelines.run_lease import current_holder
+    from millstream.pipelines.run_lease import refuse_if_held
 
     [made] = plans_of([file])
     checkpoint = Checkpoint.of(made.pipeline)
     if checkpoint.owned(made):
         checkpoint.must_rest(made)
-        if (holder := current_holder(made, checkpoint)) is not None:
-            raise CheckpointLocked(checkpoint.location, holder.host, holder.process, holder.since)
+        refuse_if_held(made, checkpoint)
         waiting = count_of(sum(checkpoint.waiting().values()), "batch", "batches")
         typer.echo(
             f"checkpoint {checkpoint.location}: last batch {checkpoint.last_committed()}, {waiting} waiting for sinks",

@@ -243,8 +243,11 @@ class Checkpoint:
             self.storage.delete(_CONTROL)
 
     def run_by(self) -> int | None:
-        """The process that runs the pipeline; None if there is no record of it, or it was killed on this host."""
-        record = self._control() or {}
+        """The process that runs the pipeline; None if there is no record of it, or it was killed on this host. For
+        displays: None also if the store does not answer."""
+        return self._process_in(self._control() or {})
+
+    def _process_in(self, record: Mapping[str, Any]) -> int | None:
         process = record.get("pid")
         if not isinstance(process, int):
             return None
@@ -256,6 +259,11 @@ class Checkpoint:
         before, now = record.get("began"), _began(process)
         return process if before is None or now is None or before == now else None
 
+    def was_run_elsewhere(self) -> bool:
+        """Whether the process that ran the pipeline last, and did not end by itself, was on another host."""
+        host = (self._read_control() or {}).get("host")
+        return host is not None and host != socket.gethostname()
+
     def answers_at(self) -> str | None:
         """The HTTP URL of the process that runs the pipeline; None if it has none, or was killed."""
         url = None if self.run_by() is None else (self._control() or {}).get("url")
@@ -263,8 +271,14 @@ class Checkpoint:
 
     def _control(self) -> dict[str, Any] | None:
         try:
+            return self._read_control()
+        except StorageError:
+            return None
+
+    def _read_control(self) -> dict[str, Any] | None:
+        try:
             record = json.loads(self.storage.read(_CONTROL))
-        except (StorageError, ValueError):
+        except (ObjectMissing, ValueError):
             return None
         return record if isinstance(record, dict) else None
 
@@ -343,8 +357,9 @@ class Checkpoint:
             self.unlock()
 
     def must_rest(self, plan: PipelinePlan) -> None:
-        """Raises PipelineRuns if a process runs the pipeline: it would continue without its checkpoint."""
-        process = self.run_by()
+        """Raises PipelineRuns if a process runs the pipeline: it would continue without its checkpoint. Raises the
+        error of a store that does not answer."""
+        process = self._process_in(self._read_control() or {})
         if process is not None:
             raise PipelineRuns(plan.pipeline.name, process, self.storage.uri(_CONTROL))
 

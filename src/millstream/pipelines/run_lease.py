@@ -116,15 +116,32 @@ def lease_address(plan: PipelinePlan) -> RedisAddress | None:
 
 def current_holder(plan: PipelinePlan, checkpoint: Checkpoint) -> Holder | None:
     """Return the process that runs the pipeline now, for a status; None if none does or Redis does not answer."""
+    try:
+        return _read_holder(plan, checkpoint)
+    except MillstreamError:
+        return None
+
+
+def refuse_if_held(plan: PipelinePlan, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointLocked if a process runs the pipeline. If Redis does not answer, its error is raised when the
+    last run was on another host; on this host, the lock of the checkpoint decides."""
+    try:
+        holder = _read_holder(plan, checkpoint)
+    except MillstreamError:
+        if checkpoint.was_run_elsewhere():
+            raise
+        return
+    if holder is not None:
+        raise CheckpointLocked(checkpoint.location, holder.host, holder.process, holder.since)
+
+
+def _read_holder(plan: PipelinePlan, checkpoint: Checkpoint) -> Holder | None:
     identity, address = checkpoint.identity(), lease_address(plan)
     if identity is None or address is None:
         return None
     keys = _Keys(str(identity.get("application")))
-    try:
-        with address.open(deadline_ms=1_000) as broker:
-            record, running = _read(broker, keys)
-    except MillstreamError:
-        return None
+    with address.open(deadline_ms=1_000) as broker:
+        record, running = _read(broker, keys)
     holder = None if running is None else Holder.parse(record)
     return None if holder is None or holder.is_dead() else holder
 

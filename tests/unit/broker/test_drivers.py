@@ -202,3 +202,15 @@ async def test_batched_caller_does_not_wait_for_a_cancelled_task() -> None:
     done, pending = await asyncio.wait(waiting, timeout=60)
     assert not pending
     assert all(item.cancelled() for item in done)
+
+
+async def test_tasks_are_cancelled_with_a_pipeline_that_has_not_been_sent() -> None:
+    async with open_broker("local://") as broker:
+        gathering = PipelineBatcher(broker)
+        waiting = [asyncio.ensure_future(gathering.run(operation)) for operation in _nothing_asked()]
+        await asyncio.sleep(0)
+        assert gathering._task is not None
+        await asyncio.sleep(0)
+        gathering._task.cancel()
+        _, pending = await asyncio.wait(waiting, timeout=5)
+        assert not pending

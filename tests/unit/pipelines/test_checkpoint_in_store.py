@@ -97,6 +97,25 @@ def test_reset_is_refused_while_another_host_runs_the_pipeline(checkpoint: Check
     assert hadoop.files == {}
 
 
+def test_reset_is_refused_if_the_store_does_not_answer_who_runs_the_pipeline(
+    checkpoint: Checkpoint, hadoop: FakeHadoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.open(planned())
+    checkpoint.storage.write("control.json", b'{"url": null, "host": "another", "pid": 1}')
+    read = checkpoint.storage.read
+
+    def unanswered(name: str, offset: int = 0, length: int | None = None) -> bytes:
+        if name == "control.json":
+            raise StorageUnavailable(name, "planted")
+        return read(name, offset, length)
+
+    monkeypatch.setattr(checkpoint.storage, "read", unanswered)
+    with pytest.raises(StorageUnavailable):
+        checkpoint.reset(planned())
+    assert checkpoint.run_by() is None, "a display shows what is known"
+    assert hadoop.files
+
+
 @pytest.mark.parametrize("scheme", ["hdfs", "s3a"])
 def test_batch_in_a_queue_is_fetched_for_a_sink_that_the_driver_writes(hadoop: FakeHadoop, scheme: str) -> None:
     queue = Checkpoint(f"{scheme}://store/c", lambda: hadoop).queue("optional")

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from typer.testing import CliRunner, Result
 
 from millstream.cli.pipeline import app
+from millstream.errors import BrokerUnavailable
 from millstream.observe.http import HttpServer
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint, PipelineRuns, SpecRefused
@@ -73,6 +74,17 @@ def test_checkpoint_of_a_running_process_is_not_removed(file: Path, tmp_path: Pa
         running.kill()
     assert typed("reset", file, "--yes").exit_code == 0, "what was killed leaves its word, and does not count"
     assert not (tmp_path / "c").exists()
+
+
+def test_checkpoint_of_another_host_is_not_removed_while_redis_does_not_answer(file: Path, tmp_path: Path) -> None:
+    """The hosts share the directory. Only the lease in Redis says whether the process on the other one has ended."""
+    Checkpoint(tmp_path / "c").open(make_plan(pipeline()))
+    control = tmp_path / "c" / "control.json"
+    control.write_text(json.dumps({"url": None, "host": "another", "pid": 1 << 30}))
+    assert isinstance(typed("reset", file, "--yes").exception, BrokerUnavailable)
+    assert (tmp_path / "c" / "millstream.json").exists()
+    control.unlink()
+    assert typed("reset", file, "--yes").exit_code == 0
 
 
 def test_pipeline_without_a_port_is_shown_as_running(file: Path, tmp_path: Path) -> None:
