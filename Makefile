@@ -55,7 +55,7 @@ chaos: setup  ## the faults at length; TRIALS=20 by default; prints the ledger
 
 s3: setup  ## fetches Hadoop's S3 connector (690 MB) and moto, and tests storage in an emulation of S3
 	@bash scripts/s3.sh
-	@TRIALS=$(TRIALS) $(PY) -m pytest -q -s -o timeout=3600 tests/spark/storage -k "s3 or S3"
+	@TRIALS=$(TRIALS) $(PY) -m pytest -q -s -o timeout=3600 tests/spark/storage tests/spark/cdc -k "s3 or S3"
 
 docs: setup  ## the documentation as a site under site/, its links and front page checked
 	@$(PY) -m pip install -q -c constraints.txt --group docs

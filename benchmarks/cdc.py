@@ -182,11 +182,11 @@ def _run(session: SparkSession, redis: RedisProcess, pipeline: Pipeline) -> tupl
     client.flushall()
     runner = Runner([pipeline], once=True, session=session)
     began = time.perf_counter()
-    runner.start()
-    [made] = runner.runs.values()
-    while made.check() == "running":
-        time.sleep(0.05)
-    took = time.perf_counter() - began
+    with runner:
+        [made] = runner.runs.values()
+        while made.check() == "running":
+            time.sleep(0.05)
+        took = time.perf_counter() - began
     assert made.state == "finished", made.error
     count = int(client.xlen("changes"))
     client.flushall()

@@ -154,11 +154,11 @@ def _ours(session: SparkSession, server: RedisProcess, scratch: str, sinks: int)
     _empty(server)
     runner = Runner([_pipeline(server.url, scratch, sinks)], once=True, session=session)
     began = time.perf_counter()
-    runner.start()
-    for made in runner.runs.values():
-        while made.check() == "running":
-            time.sleep(0.05)
-    took = time.perf_counter() - began
+    with runner:
+        for made in runner.runs.values():
+            while made.check() == "running":
+                time.sleep(0.05)
+        took = time.perf_counter() - began
     assert [made.state for made in runner.runs.values()] == ["finished"], "the pipeline failed"
     _check(server, sinks)
     return ROWS / took

@@ -22,7 +22,7 @@ from millstream.broker.transport.targets import CLIENT_OPTIONS, OPTIONS
 from millstream.cdc.options import SHARED_OPTIONS
 from millstream.cdc.postgres.database import POSTGRES_OPTIONS
 from millstream.messaging import Publisher, RetentionPolicy, Subscriber
-from millstream.messaging.consumer import in_flight, read_plan, reader, shard
+from millstream.messaging.consumer import in_flight, reader, reads, shard
 from millstream.messaging.settings import RetentionOptions
 from millstream.pipelines import PipelineStatus, json_schema
 from millstream.pipelines.sinks import SINKS
@@ -73,13 +73,13 @@ def limits() -> list[tuple[str, str]]:
             f"{own.script_bytes // MIB} MiB; opening and silence {own.connect_ms // 1000} s each",
         ),
         (HANDLED, f"| idle topics in one blocking read | {reader.SHARD_SIZE} |"),
-        (HANDLED, f"| messages that one read of many topics may bring | {read_plan.MAX_MESSAGES_PER_READ:,} |"),
-        (HANDLED, f"that brought few messages | {shard.GATHER_MS} ms |"),
+        (HANDLED, f"| messages that one read of many topics may return | {reads.MAX_MESSAGES_PER_READ:,} |"),
+        (HANDLED, f"that returned few messages | {shard.GATHER_MS} ms |"),
         (HANDLED, f"without permission for `CLIENT UNBLOCK` | {shard.UNWAKEABLE_BLOCK_MS} ms |"),
         (HANDLED, f"| hash slots of a Cluster that are read with blocking reads | {reader.WAITING_SLOTS} |"),
-        (HANDLED, f"| pause after a read of such topics | {shard.POLL_GATHER_MS:.0f} ms |"),
-        (HANDLED, f"if its node reports no writes | {shard.POLL_MS[1]:.0f} ms |"),
-        (HANDLED, f"more than 500 such topics, per topic | {shard.POLL_MS_A_TOPIC} ms |"),
+        (HANDLED, f"| topics of the other hash slots: pause after a read | {shard.POLL_GATHER_MS:.0f} ms |"),
+        (HANDLED, f"reports no writes: longest interval between two polls | {shard.POLL_MS[1]:.0f} ms |"),
+        (HANDLED, f"with more than 500 of these topics | {shard.POLL_MS_A_TOPIC} ms for each of them |"),
         (HANDLED, f"| deliveries of a claimed entry above which it is isolated | {in_flight.MAX_SHARED_DELIVERIES} |"),
         ("docs/contract.md", f"It is {LOCAL_MAX_STREAM_LEN:,} on `local://`"),
         ("docs/how-to/pipeline-sinks.md", f"the limit of an entry** ({own.max_entry_bytes // MIB} MiB"),

@@ -14,7 +14,7 @@ from millstream import Broker, Message, Publisher, Router, open_broker
 from millstream.cqrs import Depends
 from millstream.messaging import Backoff, DeadLetters, Handler, Output, Rejected
 from millstream.messaging.handler import waits_for_turn
-from millstream.messaging.middleware import circuit_breaker, retry, throttle
+from millstream.messaging.middleware import circuit_breaker, retry, throttle, timeout
 from millstream.testing import eventually
 
 QUICK: dict[str, Any] = {"group_start": "0", "backoff": Backoff(initial_ms=1, max_ms=5)}
@@ -92,6 +92,43 @@ async def test_bad_message_makes_the_others_retry_once_and_is_dead_lettered(brok
             await settled(broker, "orders")
     assert done == {0: 1, 1: 1, 2: 1, 4: 1}
     assert {item.details.deliveries for item in await letters.list() if item.details} == {1, 3}
+
+
+@pytest.mark.parametrize("options", [{"max_deliveries": 1}, {"ack_policy": "reject_on_error"}])
+async def test_a_timeout_of_a_batch_dead_letters_only_the_slow_message(broker: Broker, options: dict[str, Any]) -> None:
+    done: Counter[int] = Counter()
+    router = Router(broker, **QUICK)
+
+    @router.on("orders", group="g", batch=5, linger_ms=1_000, middleware=[timeout(limit_ms=500)], **options)
+    async def store(some: list[Order]) -> None:
+        if any(order.number == 3 for order in some):
+            await asyncio.sleep(3600)
+        done.update(order.number for order in some)
+
+    async with Publisher(broker) as publisher:
+        await publisher.publish("orders", *orders(5))
+        async with router:
+            letters = DeadLetters(broker, "orders")
+            await eventually(letters.count, what="the slow message to be dead-lettered")
+            await settled(broker, "orders")
+    assert done == {0: 1, 1: 1, 2: 1, 4: 1}
+    [letter] = await letters.list()
+    assert letter.error_type == "millstream.messaging.errors.HandlerTimedOut"
+
+
+async def test_a_message_whose_batch_fills_slower_than_its_timeout_is_handled_alone(broker: Broker) -> None:
+    done: list[list[int]] = []
+    router = Router(broker, **QUICK, max_deliveries=1)
+
+    @router.on("orders", group="g", batch=5, linger_ms=60_000, middleware=[timeout(limit_ms=50)])
+    async def store(some: list[Order]) -> None:
+        done.append([order.number for order in some])
+
+    async with Publisher(broker) as publisher:
+        await publisher.publish("orders", *orders(2))
+        async with router:
+            await settled(broker, "orders")
+    assert sorted(done) == [[0], [1]]
 
 
 async def fail_with_rejected() -> None:

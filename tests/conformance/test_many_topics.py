@@ -24,8 +24,8 @@ from messaging_chapters.recovery import abandon
 from millstream import Broker, open_broker
 from millstream.broker import companion_key
 from millstream.errors import PermissionDenied, WrongKeyType
-from millstream.messaging import Message, Publisher, Subscriber
-from millstream.messaging.consumer import backlog, read_plan
+from millstream.messaging import Message, Publisher, RetryLater, Subscriber
+from millstream.messaging.consumer import backlog, reads
 from millstream.messaging.consumer import consumer as shared
 from millstream.messaging.consumer.reader import SHARD_SIZE
 from millstream.testing import ClusterSetup, RedisProcess, eventually
@@ -157,7 +157,7 @@ async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
 ) -> None:
     """Messages without a started handler use memory: one round of reads returns at most the allowed number."""
     monkeypatch.setattr(backlog, "MAX_READ_AHEAD", 100)
-    monkeypatch.setattr(read_plan, "MAX_MESSAGES_PER_READ", 100)
+    monkeypatch.setattr(reads, "MAX_MESSAGES_PER_READ", 100)
     topics = [f"t{n}" for n in range(20)]
     maximum = 0
 
@@ -228,6 +228,39 @@ async def test_stream_without_read_permission_does_not_affect_others(redis_url: 
                 await asyncio.gather(*tasks)
         finally:
             await broker.transport.call(Command((b"ACL", b"DELUSER", b"narrow")))
+
+
+async def test_companion_keys_without_permission_do_not_delay_other_topics(redis_url: str) -> None:
+    host = redis_url.removeprefix("redis://")
+    async with open_broker(redis_url) as broker:
+        rule = (b"ACL", b"SETUSER", b"partial", b"on", b">secret", b"~t*", b"~{t*", b"~denied", b"+@all")
+        await broker.transport.call(Command(rule))
+        try:
+            await broker.create_group("t1", "g", start="0")
+            await broker.xadd("t1", {"payload": "abandoned"})
+            assert await broker.xreadgroup("t1", "g", "dead")
+            async with Publisher(broker) as publisher:
+                await publisher.publish("t1", Message(b"delayed"), delay_ms=50)
+            handled: set[bytes] = set()
+
+            async def handle(message: Message) -> None:
+                if message.payload == b"retried" and message.times_delivered == 1:
+                    raise RetryLater(delay_ms=20)
+                handled.add(message.payload)
+
+            async with open_broker(f"redis://partial:secret@{host}") as partial:
+                subscriber = Subscriber(
+                    partial, group="g", group_start="0", claim_min_idle_ms=400, claim_interval_ms=50
+                )
+                tasks = [asyncio.create_task(subscriber.consume(topic, handle)) for topic in ("t1", "denied")]
+                await eventually(lambda: subscriber.ready, what="both topics")
+                await broker.xadd("t1", {"payload": "retried"})
+                await eventually(lambda: handled == {b"abandoned", b"delayed", b"retried"}, what="all of t1")
+                assert subscriber.ready
+                await subscriber.close()
+                await asyncio.gather(*tasks)
+        finally:
+            await broker.transport.call(Command((b"ACL", b"DELUSER", b"partial")))
 
 
 async def test_streams_are_made_and_deleted_while_others_are_read(broker: Broker) -> None:

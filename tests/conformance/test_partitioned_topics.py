@@ -61,6 +61,12 @@ def order(customer: str, number: int) -> Message:
     return Message(Order(customer=customer, number=number).model_dump_json().encode(), {"key": customer})
 
 
+def subscriber_of(router: Router) -> PartitionedSubscriber:
+    [(_, subscriber)] = router._subscribers
+    assert isinstance(subscriber, PartitionedSubscriber)
+    return subscriber
+
+
 async def tenant() -> str:
     return "acme"
 
@@ -188,6 +194,115 @@ async def test_close_waits_for_handlers_longer_than_a_lease_and_then_releases(
             asyncio.get_running_loop().call_later(2.5, go_on.set)
         assert done == [1]
         assert (await broker.xpending("orders.p0", "g")).count == 0
+
+
+class SlowHandlers:
+    """A router whose handlers of the message 0 wait for ``go_on``."""
+
+    def __init__(self, broker: Broker, partitions: int) -> None:
+        self.broker = broker
+        self.began: list[str | None] = []
+        self.go_on = asyncio.Event()
+        self.cancelled: list[str | None] = []
+        self.done: list[tuple[str, int, int]] = []
+        self.router = Router(broker, group_start="0")
+        self.router.add(self.handle, "orders", group="g", partitions=partitions)
+
+    async def handle(self, message: Message) -> None:
+        body = Order.model_validate_json(message.payload)
+        if body.number == 0:
+            self.began.append(message.topic)
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(message.topic)
+                raise
+        self.done.append((body.customer, body.number, message.times_delivered))
+
+
+def customer_of_each(partitions: int) -> list[str]:
+    """One customer for each partition."""
+    names = (f"c{number}" for number in range(1000))
+    found: dict[int, str] = {}
+    for name in names:
+        found.setdefault(partition_of(name, partitions), name)
+    return [found[partition] for partition in range(partitions)]
+
+
+async def test_partition_with_a_running_handler_is_handed_over_after_it(
+    broker_url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that joins costs a long handler neither its work nor a delivery."""
+    short = replace(STEADY, lease_ms=1_000, renew_interval_ms=100)
+    monkeypatch.setitem(PartitionedSubscriber.__init__.__kwdefaults__, "settings", short)
+    customers = customer_of_each(4)
+    async with open_broker(broker_url) as other:
+        first, second = SlowHandlers(broker, 4), SlowHandlers(other, 4)
+        second.go_on.set()
+        async with Publisher(broker, partitions={"orders": 4}) as publisher, first.router:
+            await publisher.publish("orders", *(order(customer, 0) for customer in customers))
+            await eventually(lambda: len(first.began) == 4, what="a handler on each partition")
+            async with second.router:
+                handing_over = subscriber_of(first.router)
+                await eventually(lambda: handing_over._running and len(handing_over._running._handing_over) == 2)
+                await asyncio.sleep(short.lease_ms / 1000)  # a release waits for handlers for half of it
+                assert first.cancelled == []
+                assert first.router.ready
+                first.go_on.set()
+                await eventually(lambda: len(first.done) == 4, what="the handlers")
+                assert sorted(first.done) == sorted((customer, 0, 1) for customer in customers)
+
+                await eventually(
+                    lambda: len(subscriber_of(second.router).streams) == 2, what="two partitions", timeout_s=30
+                )
+                await publisher.publish("orders", *(order(customer, 1) for customer in customers))
+                await eventually(lambda: len(first.done) + len(second.done) == 8, what="the other messages")
+                assert len(second.done) == 2
+
+
+async def test_idle_partitions_are_handed_over_before_those_with_a_running_handler(
+    broker_url: str, broker: Broker
+) -> None:
+    customers = customer_of_each(4)
+    async with open_broker(broker_url) as other:
+        first, second = SlowHandlers(broker, 4), SlowHandlers(other, 4)
+        async with Publisher(broker, partitions={"orders": 4}) as publisher, first.router:
+            owner = subscriber_of(first.router)
+            await eventually(lambda: len(owner.streams) == 4, what="all partitions")
+            assert owner._running is not None
+            taken_last = list(owner._running.client.owned)[-2:]
+            busy = [owner._leased[name] for name in taken_last]
+            await publisher.publish("orders", *(order(customers[int(stream[-1])], 0) for stream in busy))
+            await eventually(lambda: len(first.began) == 2, what="two running handlers")
+            async with second.router:
+                await eventually(
+                    lambda: len(subscriber_of(second.router).streams) == 2, what="two partitions", timeout_s=30
+                )
+                assert not set(subscriber_of(second.router).streams) & set(busy)
+                first.go_on.set()
+
+
+async def test_closing_router_releases_each_partition_when_its_handlers_have_ended(
+    broker_url: str, broker: Broker
+) -> None:
+    customers = customer_of_each(4)
+    async with open_broker(broker_url) as other:
+        first, second = SlowHandlers(broker, 4), SlowHandlers(other, 4)
+        async with Publisher(broker, partitions={"orders": 4}) as publisher:
+            async with first.router:
+                await publisher.publish("orders", order(customers[0], 0))
+                await eventually(lambda: first.began, what="the running handler")
+                closing = asyncio.create_task(first.router.close())
+                async with second.router:
+                    await publisher.publish("orders", *(order(customer, 1) for customer in customers))
+                    await eventually(lambda: len(second.done) == 3, what="the other partitions", timeout_s=30)
+                    assert not closing.done()
+                    first.go_on.set()
+                    await closing
+                    await eventually(lambda: len(second.done) == 4, what="the last partition", timeout_s=30)
+            assert first.done == [(customers[0], 0, 1)]
+            assert first.cancelled == []
+            assert sorted(second.done) == sorted((customer, 1, 1) for customer in customers)
 
 
 class Charge(BaseModel):

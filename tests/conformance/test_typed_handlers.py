@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -137,6 +138,14 @@ async def test_publish_accepts_models_and_dataclasses(broker: Broker) -> None:
     assert {order.number for order in received if isinstance(order, Order)} == {7, 8, 9}
     assert (Bill(7), "Bill") in received
     assert (Bill(8), "Bill") in received
+
+
+async def test_publish_of_a_dict_says_how_to_publish_it(broker: Broker) -> None:
+    async with Publisher(broker) as publisher:
+        with pytest.raises(InvalidArgument) as refused:
+            await publisher.publish("orders", {"number": 7})  # type: ignore[arg-type]
+        assert "json.dumps" in str(refused.value)
+        await publisher.publish("orders", Message(json.dumps({"number": 7}).encode()))
 
 
 async def test_publish_refuses_bodies_without_a_marshaler(broker: Broker) -> None:

@@ -207,6 +207,61 @@ class S3Emulation:
             self._process.wait()
 
 
+class HdfsStore:
+    """HDFS whose outage is a kill of both of its processes."""
+
+    name = "hdfs"
+
+    def __init__(self, directory: Path) -> None:
+        self._hdfs = Hdfs(directory / "hdfs")
+        self.settings: dict[str, str] = {}
+
+    def start(self) -> None:
+        self._hdfs.start()
+        with bare_jvm() as gateway:
+            self._hdfs.await_writes(gateway)
+        self.location = f"{self._hdfs.uri}/isolated"
+
+    def fail(self) -> None:
+        self._hdfs.kill("namenode", "datanode")
+
+    def recover(self) -> None:
+        self._hdfs.start_namenode()
+        self._hdfs.start_datanode()
+
+    def stop(self) -> None:
+        self._hdfs.kill()
+
+
+class S3Store:
+    """An emulation of S3, which keeps objects in memory: its outage is a pause."""
+
+    name = "s3"
+
+    def __init__(self, directory: Path) -> None:
+        self._s3 = S3Emulation(directory / "moto.log")
+        self.location = f"{self._s3.uri}/isolated"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        # On the class path of every host, as installed software: `spark.jars` would copy 690 MB to each executor.
+        settings = self._s3.settings
+        jars = settings.pop("spark.jars").replace(",", ":")
+        return settings | {"spark.driver.extraClassPath": jars, "spark.executor.extraClassPath": jars}
+
+    def start(self) -> None:
+        self._s3.start()
+
+    def fail(self) -> None:
+        self._s3.pause()
+
+    def recover(self) -> None:
+        self._s3.resume()
+
+    def stop(self) -> None:
+        self._s3.stop()
+
+
 def await_port(port: int, timeout_s: float = 180) -> None:
     until = time.monotonic() + timeout_s
     while True:

@@ -16,7 +16,12 @@ from millstream.assignment.leases import FencingToken
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.membership import Settings, default_member
 from millstream.assignment.notifications import Notification, Notifications, StreamAdded, StreamDisowned, StreamExpired
-from millstream.assignment.ownership import BeforeRelease, release_at_once
+from millstream.assignment.ownership import (
+    BeforeRelease,
+    ChooseReleases,
+    release_at_once,
+    release_last_taken,
+)
 from millstream.broker import BlockingBroker, Broker
 from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamError, PermissionDenied
 from millstream.messaging.consumer.blocked_loop import LoopWatch
@@ -70,10 +75,11 @@ class AssignmentClient:
         settings: Settings | None = None,
         observer: Observer | None = None,
         before_release: BeforeRelease = release_at_once,
+        choose_releases: ChooseReleases = release_last_taken,
         accepts: Callable[[str], bool] | None = None,
     ) -> None:
         """``accepts``: whether this member may own an announced stream; it does not take the leases of other
-        streams."""
+        streams. ``choose_releases``: which streams are handed over to other members, and when."""
         self.settings = settings or Settings()
         self._broker = broker
         self._service = service
@@ -83,6 +89,7 @@ class AssignmentClient:
             broker, service, default_member() if member is None else member, self.settings, self._notify, observer
         )
         self._steps.before_release = before_release
+        self._steps.choose_releases = choose_releases
         self._steps.accepts = accepts
         self._emit = partial(observer, service=service, member=self._steps.name)
         self._tasks: list[asyncio.Task[None]] = []
@@ -134,6 +141,10 @@ class AssignmentClient:
         """
         return self._steps.certain_until(token)
 
+    def hand_over_soon(self) -> None:
+        """A stream that exceeds this member's share is not in use any more: it need not wait for the next scan."""
+        self._place_now.set()
+
     # --- start and close ---
 
     def start(self) -> Notifications:
@@ -159,6 +170,12 @@ class AssignmentClient:
             self._repeat(self._listen, self.settings.renew_interval_ms, self._stop, backs_off=True)
         )
         return self._notifications
+
+    def retire(self) -> None:
+        """From now on this member takes no streams, and hands its streams over as ``choose_releases`` says. ``close``
+        follows."""
+        self._steps.retiring = True
+        self._place_now.set()
 
     async def close(self) -> None:
         """Releases every stream at once, unfinished, and leaves the service.

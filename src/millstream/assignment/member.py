@@ -85,8 +85,9 @@ class AssignmentMember(Ownership):
             return False
         alive = living(self.view.members, self.view.now_ms)
         target = targets(alive, await self._count_streams(holders, alive)).get(self.name, 0)
-        if len(self.owned) > target:
-            excess = list(self.owned.values())[target:][:MAX_STREAMS_PER_STEP]
+        chosen = self.choose_releases(list(self.owned), max(0, len(self.owned) - target))
+        excess = [self.owned[stream] for stream in chosen if stream in self.owned][:MAX_STREAMS_PER_STEP]
+        if excess:
             await self._release_leases(excess)
             for lease in excess:
                 self._notify(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))

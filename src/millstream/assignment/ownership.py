@@ -48,6 +48,16 @@ async def release_at_once(streams: Sequence[str]) -> None:
     """Does nothing."""
 
 
+ChooseReleases = Callable[[Sequence[str], int], Sequence[str]]
+"""Called with all streams of this member, and how many of them exceed its share. Returns those to release now. It may
+return fewer, because streams are still in use, and streams that it found unused after an earlier call."""
+
+
+def release_last_taken(streams: Sequence[str], excess: int) -> Sequence[str]:
+    """The streams that were taken last."""
+    return streams[len(streams) - excess :]
+
+
 Answer = bytes | MillstreamError | None
 """The value of a key, or the error that its server returned."""
 UNOWNED = "millstream:unowned"
@@ -93,6 +103,9 @@ class Ownership:
         self._notify = notify
         self._emit = partial(observer, service=service, member=name)
         self.before_release: BeforeRelease = release_at_once
+        self.choose_releases: ChooseReleases = release_last_taken
+        self.retiring = False
+        """This member is about to leave: its capacity is 0, so that the other members take what it releases."""
         self._renewals = 0
         self._check_consumers_at = 0.0
         self._unconfirmed: set[str] = set()
@@ -132,12 +145,16 @@ class Ownership:
             self.name,
             lease_ms=self.settings.lease_ms,
             owned=len(self.owned),
-            capacity=self.settings.capacity,
+            capacity=self._capacity,
         )
         if suspend_aware_s() <= self._alive_until:
             self._alive_until = max(self._alive_until, asked_at + self.settings.lease_ms / 1000)
         locks = [key for lease in list(self.owned.values()) for key in lease.locks]
         broker.run(lease_scripts.renew_leases, [], locks, lock_ttl_ms=self.settings.lease_ms)
+
+    @property
+    def _capacity(self) -> int:
+        return 0 if self.retiring else self.settings.capacity
 
     def leave_in_thread(self, broker: BlockingBroker) -> None:
         """Removes the row that a thread may have written after this member left."""
@@ -158,7 +175,7 @@ class Ownership:
             self.name,
             lease_ms=lease_ms,
             owned=len(self.owned),
-            capacity=self.settings.capacity,
+            capacity=self._capacity,
         )
         members, malformed = parse_members(rows)
         for name in malformed.keys() - self._malformed_rows:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -101,10 +101,13 @@ class AssignedSubscriber:
             settings=settings,
             observer=observer,
             before_release=self._stop_many,
+            choose_releases=self._choose_releases,
             accepts=self._leased.__contains__ if self._leased else None,
         )
         self._running: dict[str, tuple[OwnedStream, asyncio.Task[None]]] = {}
         """By leased name."""
+        self._handing_over: dict[str, asyncio.Task[None]] = {}
+        """Streams that are released as soon as their running handlers have ended. Nothing new starts there."""
         self._ending: dict[str, asyncio.Task[None]] = {}
         """Tasks that end the reading of lost streams, concurrently, because one may wait for a handler. A stream that
         is taken again meanwhile is read after its task."""
@@ -126,13 +129,16 @@ class AssignedSubscriber:
             self.client.ready
             and not self._unexpected
             and not self._malformed
-            and all(owned.subscriber.ready for owned, _ in self._running.values())
+            and all(owned.subscriber.ready for owned, _ in self._reading())
         )
+
+    def _reading(self) -> Iterator[tuple[OwnedStream, asyncio.Task[None]]]:
+        return (running for stream, running in self._running.items() if stream not in self._handing_over)
 
     @property
     def readiness(self) -> dict[str, bool]:
         """The member, and each stream that it owns: whether it is being read."""
-        streams = {stream: owned.subscriber.ready for stream, (owned, _) in self._running.items()}
+        streams = {owned.token.stream: owned.subscriber.ready for owned, _ in self._reading()}
         member_ready = self.client.ready and not self._unexpected
         malformed = dict.fromkeys(self._malformed, False)
         return {f"member {self.client.id}": member_ready, **streams, **malformed}
@@ -176,6 +182,7 @@ class AssignedSubscriber:
                 if released is None or event.token.number > released.number:
                     self._start(event.token, event.taken_from)
             elif isinstance(event, (StreamDisowned, StreamTerminated)):
+                self._handing_over.pop(event.stream, None)
                 if event.stream in self._running:
                     ending = asyncio.create_task(self._stop(*self._running.pop(event.stream), timeout_ms=0))
                     self._ending[event.stream] = ending
@@ -234,7 +241,10 @@ class AssignedSubscriber:
         self._closing.set()
         if timeout_ms is not None:
             self._draining = True
-            await asyncio.gather(*(owned.subscriber.close(timeout_ms) for owned, _ in self._running.values()))
+            # Each stream is released when its handlers have ended: a long handler delays no other stream.
+            self.client.retire()
+            handing_over = [self._hand_over(stream, timeout_ms) for stream in self._running]
+            await asyncio.gather(*handing_over, return_exceptions=True)
         await self.client.close()
 
     def _start(self, token: FencingToken, taken_from: str | None) -> None:
@@ -325,11 +335,41 @@ class AssignedSubscriber:
                 if moved:
                     owned.subscriber.look_again()
 
+    def _choose_releases(self, streams: Sequence[str], excess: int) -> Sequence[str]:
+        """Streams without a running handler first. The others are released when their handlers have ended, or after
+        ``close_timeout_ms``: to move a stream must not cost a message its work and a delivery."""
+        unused = [stream for stream, ending in self._handing_over.items() if ending.done() and stream in streams]
+        further = excess - len(self._handing_over)
+        if further > 0:
+            others = [stream for stream in reversed(streams) if stream not in self._handing_over]
+            others.sort(key=self._is_handling)
+            for stream in others[:further]:
+                if self._is_handling(stream):
+                    self._hand_over(stream, self._running[stream][0].subscriber.settings.close_timeout_ms)
+                else:
+                    unused.append(stream)
+        return unused
+
+    def _is_handling(self, stream: str) -> bool:
+        running = self._running.get(stream)
+        return running is not None and running[0].subscriber.handling
+
+    def _hand_over(self, stream: str, timeout_ms: int) -> asyncio.Task[None]:
+        """Starts nothing new on the stream, and releases it when its running handlers have ended."""
+        closing = asyncio.create_task(
+            self._running[stream][0].subscriber.close(timeout_ms), name=f"millstream hand-over of {stream}"
+        )
+        closing.add_done_callback(lambda _: self.client.hand_over_soon())
+        self._handing_over[stream] = closing
+        return closing
+
     async def _stop_many(self, streams: Sequence[str]) -> None:
         """Called before leases are released: messages in flight can be acknowledged until then."""
         timeout_ms, owned = self.client.settings.lease_ms // 2, self.client.owned
         self._released |= {stream: owned[stream] for stream in streams if stream in owned}
         running = [self._running.pop(stream) for stream in streams if stream in self._running]
+        for stream in streams:
+            self._handing_over.pop(stream, None)
         await asyncio.gather(*(self._stop(owned, task, timeout_ms=timeout_ms) for owned, task in running))
 
     async def _stop(self, owned: OwnedStream, task: asyncio.Task[None], *, timeout_ms: int) -> None:

@@ -30,7 +30,8 @@ LEGEND: Final = (
     Legend(
         "once:*",
         "hash of one writer of append_once: partition to 'version rows digest last-id'",
-        "forget_after_ms after the writer's last append (a week by default; an hour for a Publisher)",
+        "forget_after_ms after the writer's last append (a week by default; for a Publisher an hour more than its "
+        "retry_ms)",
     ),
     Legend(
         "once.tasks:*",

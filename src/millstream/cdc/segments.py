@@ -65,17 +65,17 @@ def write_segment(
 ) -> bool:
     """Writes a segment. Returns False if the file already exists; the existing file is not changed."""
     temporary = path.with_name(f".{path.name}.{token_hex(6)}")
-    with temporary.open("xb") as file:
-        for section in segment_sections(body, lengths, metadata, commits):
-            file.write(section)
-        file.flush()
-        os.fsync(file.fileno())
     try:
+        with temporary.open("wb") as file:
+            for section in segment_sections(body, lengths, metadata, commits):
+                file.write(section)
+            file.flush()
+            os.fsync(file.fileno())
         os.link(temporary, path)
     except FileExistsError:
         return False
     finally:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)  # also after an error: on a full disk it would keep the space
     return True
 
 

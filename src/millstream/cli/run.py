@@ -121,7 +121,7 @@ def command(
 
 
 def require_tracing() -> None:
-    """Raises InvalidArgument if the packages of the extra are missing: before a worker or Spark is started."""
+    """Ends the command if the packages of the extra are missing: before a worker or Spark is started."""
     from importlib.util import find_spec
 
     names = ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
@@ -130,7 +130,10 @@ def require_tracing() -> None:
     except ModuleNotFoundError as error:  # a parent package is missing
         missing = error.name
     if missing is not None:
-        raise InvalidArgument("--tracing", f"{missing} is not installed", "pip install 'millstream[otel]'")
+        show.error(
+            f"error: --tracing needs {missing}, which is not installed. Install it: pip install 'millstream[otel]'"
+        )
+        raise typer.Exit(USAGE)
 
 
 def _check(target: str, url: str | None, output: OutputKind) -> None:

@@ -68,7 +68,8 @@ def run_demo(
         if url is None:
             console.print("Starting an embedded broker with a journal, served to other processes ...")
             stage.serve()
-            console.print(f"  it listens on {stage.url} and keeps its journal in {data / 'broker'}", highlight=False)
+            console.print(f"  it listens on {stage.url}", highlight=False)
+            console.print(f"  its journal is in {data / 'broker'}", highlight=False)
         else:
             stage.url = url
         timeline.mark("broker")
@@ -212,8 +213,8 @@ def _next_steps(console: Console, url: str | None, data: Path, tag: str) -> None
     if url is None:
         served = shlex.join(["millstream", "serve", "--dir", str(data / "broker")])
         lines = ["In one terminal:", f"  {served}", "In another:", *lines]
-    pipeline = f"The pipeline is {data / 'shop.yaml'}; `millstream --help` lists every command."
-    for line in ("", "What to try next.", *lines, pipeline):
+    pipeline = (f"The pipeline is in {data / 'shop.yaml'}.", "`millstream --help` lists every command.")
+    for line in ("", "What to try next.", *lines, *pipeline):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from millstream.engine.numbers import INT64_MAX, INT64_MIN
 from millstream.wire import NIL_ARRAY, ErrorReply, Reply, Status
 
 if TYPE_CHECKING:
@@ -257,7 +258,8 @@ class _Sandbox:
         if isinstance(value, bytes):
             return value
         if isinstance(value, int | float):
-            return int(value)
+            # NaN and numbers beyond 64 bits become what Redis's conversion gives on x86-64.
+            return int(value) if INT64_MIN <= value <= INT64_MAX else INT64_MIN
         return self._table(value, depth)
 
     def _table(self, table: Any, depth: int) -> Reply:

@@ -37,6 +37,7 @@ from millstream.messaging.handler import (
     mark_needs_thread,
     message_handler,
     note_batch_task,
+    note_left_batch,
     wait_for_turn,
 )
 from millstream.messaging.marshaler import Marshaler, check_body, is_body
@@ -183,11 +184,24 @@ class _Threaded:
         return await in_thread(self._manager.__exit__, kind, error, traceback)
 
 
+class _Item:
+    """A message of a batch, and the handler's result for it."""
+
+    __slots__ = ("body", "done", "is_alone", "message")
+
+    def __init__(self, message: Message, body: Any, done: asyncio.Future[Any]) -> None:
+        self.message = message
+        self.body = body
+        self.done = done
+        self.is_alone = False
+        """It is being handled as the only message of its batch."""
+
+
 class _Gathering:
     """The messages that wait for a batch in one event loop."""
 
     def __init__(self) -> None:
-        self.items: list[tuple[Message, Any, asyncio.Future[Any]]] = []
+        self.items: list[_Item] = []
         self.timer: asyncio.TimerHandle | None = None
         self.running: set[asyncio.Task[None]] = set()
 
@@ -217,14 +231,21 @@ class Collector:
         gathering = self._loops.get(loop)
         if gathering is None:
             gathering = self._loops[loop] = _Gathering()
-        done: asyncio.Future[Any] = loop.create_future()
+        item = _Item(message, body, loop.create_future())
         message.begun = False  # if it is returned while it waits here, the delivery is not counted
-        gathering.items.append((message, body, done))
+        gathering.items.append(item)
         if len(gathering.items) >= self._batch:
             self._dispatch(gathering)
         elif gathering.timer is None:
             gathering.timer = loop.call_later(self._linger_s, self._dispatch, gathering)
-        return await wait_for_turn(message, done)
+        try:
+            return await wait_for_turn(message, item.done)
+        except asyncio.CancelledError:
+            # By a close, or by a timeout, which does not say which message of the batch is slow.
+            if not item.is_alone:
+                self._handle_alone([message])
+                note_left_batch()
+            raise
 
     def _was_in_failed_batch(self, message: Message) -> bool:
         entry = (message.topic, message.group, message.id)
@@ -238,41 +259,42 @@ class Collector:
             gathering.timer.cancel()
             gathering.timer = None
         # Messages whose worker has ended meanwhile (the subscription closes) are returned by the subscription.
-        gathered, gathering.items = [item for item in gathering.items if not item[2].done()], []
+        gathered, gathering.items = [item for item in gathering.items if not item.done.done()], []
         if gathered:
             task = asyncio.get_running_loop().create_task(self._run(gathered), name="millstream batch")
             note_batch_task(task)
             gathering.running.add(task)
             task.add_done_callback(gathering.running.discard)
 
-    async def _run(self, gathered: Sequence[tuple[Message, Any, asyncio.Future[Any]]]) -> None:
-        messages = [message for message, _, _ in gathered]
-        for message in messages:
-            message.begun = True
+    async def _run(self, gathered: Sequence[_Item]) -> None:
+        messages = [item.message for item in gathered]
+        for item in gathered:
+            item.message.begun = True
+            item.is_alone = len(gathered) == 1
         task = asyncio.current_task()
-        for _, _, done in gathered:
+        for item in gathered:
             # If no worker waits for any of them any more (close, or a timeout), the call is cancelled.
-            done.add_done_callback(
-                lambda _: task.cancel() if task and all(item[2].done() for item in gathered) else None
+            item.done.add_done_callback(
+                lambda _: task.cancel() if task and all(item.done.done() for item in gathered) else None
             )
         try:
-            results = _one_each(await self._call([body for _, body, _ in gathered], messages), len(gathered))
+            results = _one_each(await self._call([item.body for item in gathered], messages), len(gathered))
         except BaseException as error:  # see ``failure_of``
             failure = failure_of(error, task)
             if failure is not None:
                 failure = self._failure_for_each(failure, messages)
-            for _, _, done in gathered:
-                if not done.done():
+            for item in gathered:
+                if not item.done.done():
                     if failure is None:
-                        done.cancel()
+                        item.done.cancel()
                     else:
-                        done.set_exception(failure)
+                        item.done.set_exception(failure)
             if failure is None:
                 raise
             return
-        for (_, _, done), result in zip(gathered, results, strict=True):
-            if not done.done():
-                done.set_result(result)
+        for item, result in zip(gathered, results, strict=True):
+            if not item.done.done():
+                item.done.set_result(result)
 
     def _failure_for_each(self, failure: Exception, messages: Sequence[Message]) -> Exception:
         """Converts the failure of a batch to the error of each of its messages. It is unknown which message caused the
@@ -281,11 +303,7 @@ class Collector:
         """
         if len(messages) == 1 or (isinstance(failure, RetryLater) and not failure.charged):
             return failure
-        for message in messages:
-            if message.settled is None:
-                self._alone[message.topic, message.group, message.id] = None
-        while len(self._alone) > MAX_REMEMBERED_ENTRIES:
-            self._alone.popitem(last=False)
+        self._handle_alone(messages)
         log.warning(
             "batch handler failed on %d messages of topic %r; each is redelivered and handled alone: %s: %s",
             *(len(messages), messages[0].topic, type_of(failure), text_of(failure)),
@@ -294,6 +312,14 @@ class Collector:
         retry = RetryLater(f"a batch of {len(messages)} messages failed", delay_ms=delay_ms, charged=False)
         retry.__cause__ = failure
         return retry
+
+    def _handle_alone(self, messages: Sequence[Message]) -> None:
+        """If they are redelivered to this process, each of these messages is handled alone."""
+        for message in messages:
+            if message.settled is None:
+                self._alone[message.topic, message.group, message.id] = None
+        while len(self._alone) > MAX_REMEMBERED_ENTRIES:
+            self._alone.popitem(last=False)
 
 
 def _one_each(result: Any, count: int) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token, copy_context
 from functools import partial, wraps
 from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from millstream.errors import MillstreamError
 from millstream.messaging.errors import HandlerCancelled, HandlerCrashed
@@ -146,6 +146,25 @@ def waits_for_turn(task: asyncio.Task[Any]) -> bool:
     """Whether the task waits with a message whose handler has not started."""
     message = _waiting_for_turn.get(task)
     return message is not None and not message.begun
+
+
+_left_batch: WeakSet[asyncio.Task[Any]] = WeakSet()
+
+
+def note_left_batch() -> None:
+    """The current task was cancelled while its message waited for a batch, or for the call of one with other
+    messages."""
+    if (task := asyncio.current_task()) is not None:
+        _left_batch.add(task)
+
+
+def forget_left_batch() -> bool:
+    """Whether ``note_left_batch`` was called in this task since the last call of this function."""
+    task = asyncio.current_task()
+    left = task in _left_batch
+    if left and task is not None:
+        _left_batch.discard(task)
+    return left
 
 
 def callable_name(function: Callable[..., Any]) -> str:

@@ -409,6 +409,8 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 def _marshal_body(body: object, marshaler: Marshaler) -> Message:
     if not is_body(body):
         allowed = "Message objects, such as Message(b'...') or Message(text.encode()), pydantic models or dataclasses"
+        if isinstance(body, (dict, list)):
+            allowed = "Message(json.dumps(value).encode()), or a pydantic model or dataclass instead"
         raise InvalidArgument("messages", body, allowed)
     return marshaler.marshal(body)
 

@@ -316,6 +316,11 @@ PASSING = (
     "SdkClientException",
     "AWSClientIOException",
     "AWSServiceIOException",
+    # A full store or disk, until the operator has freed space.
+    "No space left on device",
+    "Disk quota exceeded",
+    "DSQuotaExceededException",
+    "NSQuotaExceededException",
 )
 _PASSING = re.compile(rf"\b({'|'.join(PASSING)})\b")
 _READING = re.compile(r"\bDataLost\b|millstream/(?:spark/reader|cdc/[\w/]+)\.py")

@@ -78,7 +78,7 @@ def translated(error: Exception, location: str) -> Exception:
     if not thrown:
         return _without_java(error, location)
     names = [name for name, _ in thrown]
-    text = thrown[-1][1] or thrown[0][1]
+    text = (thrown[-1][1] or thrown[0][1]).rstrip(".")
     everything = " ".join(message for _, message in thrown)
     if _any(names, _NO_CONNECTOR):
         return _no_connector(location)

@@ -48,6 +48,24 @@ def test_empty_batch_advances_the_position_when_other_tables_fill_the_log(
     assert [event["op"] for event in followed.drain()] == ["c"], "and it goes on from there"
 
 
+def test_sequences_are_not_followed(mariadb: MariadbDatabase, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS, "CREATE SEQUENCE numbers")
+    follower = Follower(mariadb, tmp_path / "segments", tables="*")
+    assert follower.drain() == []
+    mariadb.execute(
+        "INSERT INTO orders VALUES (NEXT VALUE FOR numbers, 'a')",
+        "CREATE SEQUENCE others",
+        "INSERT INTO orders VALUES (NEXT VALUE FOR others + 1, 'b')",
+        "SELECT SETVAL(numbers, 5000)",
+        "DROP SEQUENCE others",
+    )
+    assert [json.loads(event["key"]) for event in follower.drain()] == [{"id": 1}, {"id": 2}]
+    follower.die()
+    mariadb.execute("INSERT INTO orders VALUES (NEXT VALUE FOR numbers, 'c')", "DROP SEQUENCE numbers")
+    assert [json.loads(event["key"]) for event in follower.drain()] == [{"id": 5001}]
+    follower.stop()
+
+
 def test_added_table_is_snapshotted_first(followed: Follower) -> None:
     followed.database.execute("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1), (2), (3)")
     followed.options["tables"] = "orders,items"

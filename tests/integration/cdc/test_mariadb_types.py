@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from following import Follower
 
+from millstream.cdc.mariadb import connection
 from millstream.testing import MariadbDatabase
 
 COLUMNS = {
@@ -167,3 +169,26 @@ def test_keys_of_many_types_can_be_split_into_chunks(mariadb: MariadbDatabase, t
     changed = [event for event in events if event["op"] == "u"]
     assert [event["key"] for event in changed] == read[: len(first)], "of the first chunk alone, which did not see it"
     assert all(json.loads(event["after"])["n"] == json.loads(event["before"])["n"] + 1 for event in changed)
+
+
+@pytest.mark.parametrize("kind", ["ENUM", "SET"])
+def test_labels_with_quotes_and_backslashes_can_be_a_key(mariadb: MariadbDatabase, tmp_path: Path, kind: str) -> None:
+    labels = ["z", "it's", "\\", 'a"b', "a\\'b", "line\nbreak", "é", "'"]
+    labels += ["a','b", ","] if kind == "ENUM" else []
+    literals = [connection.literal(label) for label in labels]
+    mariadb.execute(f"CREATE TABLE labelled (k {kind}({', '.join(literals)}) PRIMARY KEY, n int)")
+    mariadb.execute(*(f"INSERT INTO labelled VALUES ({literal}, 0)" for literal in literals))
+    follower = Follower(mariadb, tmp_path, tables="labelled", chunkRows="1")
+    events = []
+    while len(events) < len(labels):  # after each chunk, changes that it does not have and that later chunks have
+        assert follower.plan(1)
+        events += follower.read()
+        follower.commit()
+        mariadb.execute("UPDATE labelled SET n = n + 1")
+    events += follower.drain()
+    follower.stop()
+    numbers: dict[str, list[int]] = {label: [] for label in labels}
+    for event in events:
+        row = json.loads(event["after"])
+        numbers[row["k"]].append(row["n"])
+    assert numbers == {label: list(range(at, len(labels) + 1)) for at, label in enumerate(labels)}

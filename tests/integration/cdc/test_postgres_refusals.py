@@ -148,6 +148,34 @@ def test_excluded_key_column_is_refused_because_every_event_has_the_key(
     assert "public.people: exclude names email" in message
 
 
+def test_deferrable_primary_key_is_refused_because_updates_would_fail(
+    postgres: PostgresDatabase, tmp_path: Path
+) -> None:
+    postgres.execute("CREATE TABLE later (id int PRIMARY KEY DEFERRABLE, other int NOT NULL UNIQUE)")
+    follower = Follower(postgres, tmp_path / "segments")
+    assert "public.later: its primary key is DEFERRABLE" in refused(follower)
+    postgres.execute("ALTER TABLE later REPLICA IDENTITY FULL", "INSERT INTO later VALUES (1, 1)")
+    assert [event["key"] for event in follower.drain()] == ['{"id":1}']
+    postgres.execute("UPDATE later SET other = 2")
+    assert [event["op"] for event in follower.drain()] == ["u"]
+    follower.stop()
+
+
+@pytest.mark.parametrize("published_first", [False, True])
+def test_tables_that_inherit_from_a_followed_table_can_still_be_updated(
+    postgres: PostgresDatabase, tmp_path: Path, published_first: bool
+) -> None:
+    postgres.execute("CREATE TABLE parent (id int PRIMARY KEY, note text)", "CREATE TABLE child () INHERITS (parent)")
+    postgres.execute("INSERT INTO parent VALUES (1, 'a')", "INSERT INTO child VALUES (2, 'a')")
+    if published_first:
+        postgres.execute(ORDERS, "CREATE PUBLICATION pub FOR TABLE orders")
+    follower = Follower(postgres, tmp_path / "segments", tables="parent")
+    assert [event["key"] for event in follower.drain()] == ['{"id":1}']
+    postgres.execute("UPDATE parent SET note = 'b'")
+    assert [event["key"] for event in follower.drain()] == ['{"id":1}']
+    follower.stop()
+
+
 def test_generated_column_in_the_key_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
     postgres.execute("CREATE TABLE made (id int, twice int GENERATED ALWAYS AS (id * 2) STORED PRIMARY KEY)")
     assert "public.made: its key has the generated column twice" in refused(Follower(postgres, tmp_path))

@@ -7,6 +7,7 @@ import pytest
 import redis
 import redis.asyncio
 
+from millstream.testing import eventually
 from millstream.testing.servers import ServeProcess
 
 
@@ -116,8 +117,11 @@ async def test_redis_py_asyncio(served, protocol):
     try:
         waiting = asyncio.create_task(client.xread({"s": "$"}, block=60_000))
         other = redis.asyncio.Redis(port=served.port, protocol=protocol)
-        while (await other.info("clients"))["blocked_clients"] == 0:
-            await asyncio.sleep(0.005)
+
+        async def is_blocked():
+            return (await other.info("clients"))["blocked_clients"]
+
+        await eventually(is_blocked, what="the read to wait")
         await other.xadd("s", {"a": "1"})
         assert "'a': '1'" in str(await waiting)
         results = await asyncio.gather(*[client.incr("n") for _ in range(100)])

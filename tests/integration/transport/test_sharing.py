@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from millstream import Limits, open_blocking_broker, open_broker
+from millstream import BlockingBroker, Limits, open_blocking_broker, open_broker
 from millstream.errors import BrokerClosed
 from millstream.testing import RedisProcess, eventually
 from millstream.testing.topologies import ask
@@ -94,12 +94,16 @@ def test_broker_works_on_one_event_loop_after_another(url: str) -> None:
     asyncio.run(broker.close())
 
 
+def blocked_clients(broker: BlockingBroker) -> int:
+    return int(broker.server_info("clients")["blocked_clients"])
+
+
 def test_blocked_reader_is_woken_from_another_thread(url: str) -> None:
     reader, writer = open_broker(url), open_blocking_broker(url)
 
     async def read() -> int:
         waiting = asyncio.create_task(reader.xread({"s": "0"}, block_ms=20_000))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: blocked_clients(writer) > 0, what="the read to wait")
         await asyncio.to_thread(writer.xadd, "s", {"n": 1})
         return len((await waiting)["s"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +15,14 @@ import pytest
 import redis
 
 from millstream.testing import MariadbDatabase, PostgresDatabase, RedisProcess, wait_until
-from support.hadoop_stores import Hdfs, bare_jvm
+from support.hadoop_stores import HdfsStore, S3Store
 from support.isolated_hosts import IsolatedCluster, IsolatedHost, require_namespaces
 
 TRIALS = int(os.environ.get("TRIALS", "1"))
 ROWS = 300
 EXECUTOR = "CoarseGrainedExecutorBackend"
+OUTAGE_S = 5
+"""Long enough that a batch begins during the outage."""
 DURABLE = ["--appendonly", "yes", "--appendfsync", "always"]
 Database = PostgresDatabase | MariadbDatabase
 
@@ -35,16 +38,14 @@ def cluster(tmp_path: Path) -> Iterator[IsolatedCluster]:
     running.close()
 
 
-@pytest.fixture
-def hdfs(tmp_path: Path) -> Iterator[Hdfs]:
-    running = Hdfs(tmp_path / "hdfs")
+@pytest.fixture(params=[HdfsStore, S3Store], ids=["hdfs", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HdfsStore | S3Store]:
+    running: HdfsStore | S3Store = request.param(tmp_path)
     try:
         running.start()
-        with bare_jvm() as gateway:
-            running.await_writes(gateway)
         yield running
     finally:
-        running.kill()
+        running.stop()
 
 
 @pytest.fixture(params=["postgres", "mariadb"])
@@ -53,7 +54,7 @@ def database(request: pytest.FixtureRequest) -> Database:
     return server
 
 
-def _spec(cluster: IsolatedCluster, hdfs: Hdfs, database: Database, url: str) -> dict[str, Any]:
+def _spec(cluster: IsolatedCluster, store: HdfsStore | S3Store, database: Database, url: str) -> dict[str, Any]:
     postgres = isinstance(database, PostgresDatabase)
     source: dict[str, Any] = {"dsn": database.dsn, "tables": ["items"], "chunk_rows": 40}
     source |= {"create": True} if postgres else {}
@@ -66,8 +67,8 @@ def _spec(cluster: IsolatedCluster, hdfs: Hdfs, database: Database, url: str) ->
             "sinks": [{"type": "redis", "config": {"id": "main", "uri": url, "stream": "out"}}],
             "batch": {"max_events": 60},
             "retry": {"deadline": "5m"},
-            "checkpoint": {"path": f"{hdfs.uri}/{database.name}"},
-            "spark": {"master": cluster.url, "conf": cluster.settings},
+            "checkpoint": {"path": store.location},
+            "spark": {"master": cluster.url, "conf": cluster.settings | store.settings},
         },
     }
 
@@ -115,14 +116,16 @@ class Ledger:
         return differing, ids.total() - len(ids), disordered
 
 
-def test_database_changes_need_no_shared_disk(cluster: IsolatedCluster, hdfs: Hdfs, database: Database) -> None:
+def test_database_changes_need_no_shared_disk(
+    cluster: IsolatedCluster, store: HdfsStore | S3Store, database: Database
+) -> None:
     database.execute("CREATE TABLE items (id int PRIMARY KEY, version int, note varchar(100))")
     values = ", ".join(f"({number}, 0, 'item {number}')" for number in range(ROWS))
     database.execute(f"INSERT INTO items VALUES {values}")
     with RedisProcess(DURABLE) as server:
         client = redis.Redis(port=server.port)
         ledger = Ledger(client)
-        driver = Driver(cluster, _spec(cluster, hdfs, database, server.url))
+        driver = Driver(cluster, _spec(cluster, store, database, server.url))
         updates = 0
 
         def update() -> None:
@@ -142,13 +145,14 @@ def test_database_changes_need_no_shared_disk(cluster: IsolatedCluster, hdfs: Hd
         def kill_executor() -> None:
             assert cluster.workers[0].kill_children(EXECUTOR) >= 1
 
-        def restart_hdfs() -> None:
-            hdfs.start_namenode()
-            hdfs.start_datanode()
+        def fail_store() -> None:
+            store.fail()
+            update()
+            time.sleep(OUTAGE_S)
 
         faults: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
             ("executor", kill_executor, lambda: None),
-            ("store", lambda: hdfs.kill("namenode", "datanode"), restart_hdfs),
+            ("store", fail_store, store.recover),
             ("redis", server.kill, server.start),
             ("worker", lambda: cluster.kill_worker(1), lambda: cluster.restart_worker(1)),
             ("database", database.server.kill, database.server.start),
@@ -182,7 +186,7 @@ def test_database_changes_need_no_shared_disk(cluster: IsolatedCluster, hdfs: Hd
             driver.kill()
         table = {int(key): int(version) for key, version in database.execute("SELECT id, version FROM items")}
         differing, repeated, disordered = ledger.faults(table)
-        counts = f"differing={differing} repeated={repeated} disordered={disordered}"
-        print(f"LEDGER {type(database.server).__name__} kills={dict(killed)} events={client.xlen('out')} {counts}")
+        name = f"{store.name} {type(database.server).__name__} kills={dict(killed)} events={client.xlen('out')}"
+        print(f"LEDGER {name} differing={differing} repeated={repeated} disordered={disordered}")
         assert (differing, repeated, disordered) == (0, 0, 0)
         assert list(cluster.private.iterdir()) == [], "nothing was written to a shared disk"

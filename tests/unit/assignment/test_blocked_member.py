@@ -50,13 +50,15 @@ class Competitor:
                 self.handled.append("competitor")
 
             running = asyncio.create_task(router.run(handle_signals=False))
-            reader = None
-            while not self._stop.is_set():
-                await asyncio.sleep(0.02)
+
+            def has_joined() -> bool:
                 readers = [each for _, each in router._subscribers if isinstance(each, PartitionedSubscriber)]
-                reader = readers[0] if readers else None
-                if reader is not None and reader._running is not None and reader._running.client.ready:
-                    self._ready.set()
+                running = readers[0]._running if readers else None
+                return running is not None and running.client.ready
+
+            await eventually(has_joined, what="the competitor to join")
+            self._ready.set()
+            await asyncio.to_thread(self._stop.wait)
             await router.close()
             await running
 

@@ -15,6 +15,7 @@ from millstream.broker import Fence, companion_key
 from millstream.broker.scripts import delayed, settle
 from millstream.broker.scripts.settle import Output
 from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument, OutOfMemory
+from millstream.testing import eventually
 
 
 @pytest.fixture
@@ -160,8 +161,11 @@ def test_closing_twice(name: str) -> None:
 async def test_closing_wakes_waiters(name: str) -> None:
     broker = open_broker(name)
     reader = asyncio.create_task(broker.xread({"s": "$"}, block_ms=0))
-    await asyncio.sleep(0.01)
 
+    async def is_blocked() -> bool:
+        return (await broker.server_info("clients"))["blocked_clients"] != "0"
+
+    await eventually(is_blocked, what="the read to wait")
     await broker.close()
 
     with pytest.raises(BrokerClosed):

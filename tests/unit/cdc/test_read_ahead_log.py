@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import threading
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from millstream.cdc.decoding import partition_of
 from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.read_ahead import ReadAheadLog
-from millstream.cdc.segments import read_segment
+from millstream.cdc.segments import read_segment, write_segment
 from millstream.cdc.snapshot import Snapshot, widened
 from millstream.errors import InvalidArgument
 from millstream.testing import wait_until
@@ -31,6 +33,21 @@ def filled(directory: Path, ends: list[int], changes: int = 1, max_bytes: int = 
     for end in ends:
         transaction(read_ahead, end, changes)
     return read_ahead
+
+
+@pytest.mark.parametrize("failing", ["fsync", "link"])
+def test_segment_that_cannot_be_written_leaves_no_file(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk its unfinished file would keep the space, and each further attempt would add one."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"os.{failing}", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_segment(tmp_path / "segment", b"body", array("I", [4]), {})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_batch_ends_at_a_commit_within_its_limits_with_at_least_one_transaction(tmp_path: Path) -> None:

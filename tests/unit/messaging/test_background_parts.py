@@ -48,11 +48,10 @@ async def test_retention_goes_on_after_an_unexpected_error(monkeypatch: pytest.M
 
 
 async def test_policy_stays_declared_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(self: Housekeeper, step: Any) -> None:
-        await self._declare(self._kept["orders"])
+    async def fails(self: Housekeeper) -> None:
         raise OSError("planted")
 
-    monkeypatch.setattr(Housekeeper, "_for_each_stream", fails)
+    monkeypatch.setattr(Housekeeper, "_check_others", fails)
     async with open_broker(f"local://{uuid4().hex}", max_stream_len=None) as broker:
         router = Router(broker, group_start="0")
         router.on("orders", group="billing", keep="1d")(handle)

@@ -11,6 +11,7 @@ import pytest
 from millstream import open_broker
 from millstream.messaging import Message, Publisher, Router, Subscriber
 from millstream.messaging.consumer import blocked_loop
+from millstream.testing import eventually
 
 
 async def test_blocked_event_loop_is_logged_with_handler_and_stack(caplog: pytest.LogCaptureFixture) -> None:
@@ -45,11 +46,9 @@ def run_competitor(url: str, handled: list[str], ready: threading.Event, stop: t
         async with open_broker(url) as broker:
             member = Subscriber(broker, group="g", group_start="0", consumer="b", claim_min_idle_ms=300)
             task = asyncio.create_task(member.consume("orders", handle))
-            while not member.ready:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: member.ready, what="the competitor to be ready")
             ready.set()
-            while not stop.is_set():
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(stop.wait)
             await member.close()
             await task
 
@@ -117,8 +116,7 @@ async def test_blocking_batch_handler_is_named(caplog: pytest.LogCaptureFixture)
         router.on("bills", group="h")(print)
         await publisher.publish("orders", Message(b"x"), Message(b"y"))
         async with router:
-            while not reported:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: reported, what="the report")
     assert len(reported) == 1, "the watch of the other group does not log it"
     assert "handler charge_cards of topic 'orders'" in reported[0]
 
@@ -137,8 +135,7 @@ async def test_hung_server_does_not_stop_heartbeats_for_another_server(monkeypat
     async with open_broker("local://") as broker, Publisher(broker) as publisher:
         hanging = Subscriber(broker, group="g", group_start="0", consumer="hanging", claim_min_idle_ms=300)
         other = asyncio.create_task(hanging.consume("other", print))
-        while not hanging.ready:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: hanging.ready, what="the subscriber to be ready")
         await publisher.publish("other", Message(b"x"))
         assert await block_while_another_member_runs("local://blocked-beside-hung") == ["blocked"]
         released.set()
@@ -150,9 +147,10 @@ async def test_watching_thread_ends_with_the_last_subscriber() -> None:
     async with open_broker("local://") as broker:
         member = Subscriber(broker, group="g", group_start="0")
         task = asyncio.create_task(member.consume("orders", print))
-        while not member.ready:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: member.ready, what="the subscriber to be ready")
         await member.close()
         await task
-    while any(thread.name == "millstream-loop-watch" for thread in threading.enumerate()):
-        await asyncio.sleep(0.01)
+    await eventually(
+        lambda: all(thread.name != "millstream-loop-watch" for thread in threading.enumerate()),
+        what="the end of the watching thread",
+    )

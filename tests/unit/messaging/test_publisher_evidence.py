@@ -202,3 +202,11 @@ async def test_publish_is_not_repeated_after_a_long_suspension(broker: Broker, m
             await publisher.publish("t", *messages("a"))
         assert refused.value.may_have_been_applied
         assert await stored(broker) == [b"a"]
+
+
+async def test_marker_lives_an_hour_longer_than_the_publisher_retries(broker: Broker) -> None:
+    async with Publisher(broker, retry_ms=7_200_000) as publisher:
+        await publisher.publish("t", *messages("a"))
+    [marker] = await broker.transport.call(Command((b"KEYS", b"{t}.once:*")))
+    left_ms = await broker.transport.call(Command((b"PTTL", marker)))
+    assert 3_600_000 + 7_100_000 < left_ms <= 7_200_000 + 3_600_000

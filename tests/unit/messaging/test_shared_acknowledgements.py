@@ -9,7 +9,7 @@ from millstream import Broker, open_broker
 from millstream.broker.scripts.script import script
 from millstream.errors import BrokerUnavailable, MillstreamError, PermissionDenied
 from millstream.messaging import Message, Router
-from millstream.testing import FaultyTransport
+from millstream.testing import FaultyTransport, eventually
 from millstream.testing.faults import Fault
 from millstream.wire import Batch, Command
 
@@ -61,8 +61,7 @@ async def handle_all(acks: Acks, events: Counter[str], claimed: str | None = Non
         for number in range(TOPICS):
             router.add(handle, f"t{number}", group="g")
         async with asyncio.timeout(30), router:
-            while events["messaging.acked"] + events["messaging.ack_refused"] < TOPICS:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: events["messaging.acked"] + events["messaging.ack_refused"] >= TOPICS)
         pending = [await plain.xpending_range(f"t{number}", "g") for number in range(TOPICS)]
         return [(sum(e.consumer == "me" for e in p), sum(e.consumer == "another" for e in p)) for p in pending]
 

@@ -21,7 +21,7 @@ from millstream.messaging import Message
 from millstream.messaging.codecs import codec
 from millstream.messaging.consumer.consumer import SharedConsumer
 from millstream.messaging.consumer.membership import _Group
-from millstream.messaging.consumer.read_plan import TopicRead
+from millstream.messaging.consumer.reads import TopicRead
 from millstream.messaging.consumer.shard import GATHER_FROM, GATHER_MS
 from millstream.messaging.consumer.topic import Topic
 from millstream.messaging.settings import SubscriberSettings

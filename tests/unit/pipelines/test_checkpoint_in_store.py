@@ -167,11 +167,12 @@ def test_plan_names_the_store_and_sinks_stay_the_same() -> None:
         ),
         (RuntimeError("RemoteException: File /x could only be written to 0 of the 1 minReplication nodes"), False),
         (RuntimeError("DSQuotaExceededException: The DiskSpace quota is exceeded"), True),
+        (RuntimeError("Job aborted ... java.io.IOException: No space left on device"), True),
     ],
 )
-def test_outage_of_the_store_may_pass_and_is_not_a_full_disk(error: Exception, full: bool) -> None:
+def test_outage_of_the_store_and_a_full_store_may_pass(error: Exception, full: bool) -> None:
     assert is_disk_full(error) == full
-    assert is_transient(error) or full
+    assert is_transient(error)
 
 
 class Stores:

@@ -11,6 +11,7 @@ from typing import Any
 from millstream.runner.fleet import Fleet
 from millstream.runner.status import StatusReporter, not_ready
 from millstream.runner.status_pipe import MAX_LINE_BYTES, StatusPipe
+from millstream.testing import eventually
 
 ACKED = {"topic": "orders", "group": "billing", "consumer": "c"}
 
@@ -28,12 +29,9 @@ async def test_reports_reach_the_fleet_and_a_last_one_is_sent_at_the_end() -> No
     reporter("messaging.subscribed", **ACKED)
     part = Part()
     await reporter.start([part])
-    async with asyncio.timeout(5):
-        while not fleet.is_ready:
-            await asyncio.sleep(0.01)
-        part.ready = False
-        while fleet.is_ready:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: fleet.is_ready, what="the first report")
+    part.ready = False
+    await eventually(lambda: not fleet.is_ready, what="the next report")
     for _ in range(3):
         reporter("messaging.acked", entries=2, **ACKED)
     await reporter.close()

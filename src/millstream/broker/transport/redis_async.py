@@ -48,6 +48,7 @@ class _Connections:
         self._opening: dict[Node, asyncio.Lock] = {}
         self._spare: dict[Node, list[AsyncConnection]] = {}
         self._busy: dict[AsyncConnection, Node] = {}
+        self._closed = False
         self._answered: set[Node] = set()
         """Nodes that have replied, or whose TLS was checked once."""
         self._forget_primary = forget
@@ -130,6 +131,7 @@ class _Connections:
 
     async def open(self, node: Node) -> AsyncConnection:
         """A new connection whose server has replied. Raises NotSent, or a permanent error."""
+        self._refuse_if_closed()  # a retry was due
         try:
             connection = await self._open(node)
         except NotSent as error:
@@ -138,8 +140,17 @@ class _Connections:
                 if (failure := await asyncio.to_thread(ask_about_tls, self._target, node)) is not None:
                     raise failure from error
             raise
+        if self._closed:
+            connection.close()  # nothing else would
+        self._refuse_if_closed()
         self._answered.add(node)
         return connection
+
+    def _refuse_if_closed(self) -> None:
+        """``close`` has closed all connections, and must leave none open: a command whose connection was being opened
+        is not sent."""
+        if self._closed:
+            raise NotSent("the broker was closed")
 
     async def _open(self, node: Node) -> AsyncConnection:
         try:
@@ -171,6 +182,7 @@ class _Connections:
         return [*self._shared.items(), *spare, *((node, connection) for connection, node in self._busy.items())]
 
     def close(self) -> None:
+        self._closed = True
         if self._sentinels is not None:
             self._sentinels.close()
         for _, connection in self._all():

@@ -111,8 +111,11 @@ class BlockingRedisTransport:
                 connection.close()
                 continue
             with self._lock:
-                self._busy[connection] = node
-            return connection
+                if not self._closed.is_set():
+                    self._busy[connection] = node
+                    return connection
+            connection.close()  # ``close`` did not find it
+            raise NotSent("the broker was closed")
 
     def _is_alive(self, connection: BlockingConnection) -> bool:
         """Whether the connection can be used. If it was idle for long, a PING is needed to check it."""

@@ -75,7 +75,8 @@ class SentinelWatch:
             if connection is not None:
                 connection.close()
             raise
-        self._opening = None
+        finally:
+            self._opening = None  # also after an unexpected error: the next request starts it again
         if connection is not None and listening and not self._closed:
             self._connection = connection
             self._failures = 0

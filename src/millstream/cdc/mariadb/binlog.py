@@ -179,6 +179,10 @@ class BinlogTable:
     def full_name(self) -> str:
         return full_name(self.schema, self.table)
 
+    def is_sequence(self) -> bool:
+        """Whether a sequence wrote the event. The catalog no longer has a sequence that was dropped since."""
+        return not self.key and tuple(column.name for column in self.columns) == SEQUENCE_COLUMNS
+
     def with_catalog(self, catalog_type: dict[str, str]) -> BinlogTable:
         columns = tuple(replace(column, catalog_type=catalog_type.get(column.name, "")) for column in self.columns)
         return replace(self, columns=columns)
@@ -197,6 +201,13 @@ class BinlogTable:
             for name, type_, meta, unsigned, charset, labels, catalog_type in document["columns"]
         )
         return cls(document["id"], document["schema"], document["table"], columns, tuple(document["key"]))
+
+
+SEQUENCE_COLUMNS = (
+    *("next_not_cached_value", "minimum_value", "maximum_value", "start_value"),
+    *("increment", "cache_size", "cycle_option", "cycle_count"),
+)
+"""The columns of every sequence. The log has a row event for a sequence whenever the server reserves values of it."""
 
 
 class _Cursor:

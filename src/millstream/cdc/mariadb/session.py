@@ -84,8 +84,8 @@ class BinlogSession(ChangeSession):
         self._fold_case = False
         self._charsets: dict[int, str] = {}
         self._maps: dict[int, bytes] = {}
-        self._described_tables: dict[bytes, BinlogTable] = {}
-        """Tables by their table map events, since the last DDL statement."""
+        self._described_tables: dict[bytes, BinlogTable | None] = {}
+        """Tables by their table map events, since the last DDL statement. None: a sequence, which is not followed."""
         self._followed: dict[int, tuple[BinlogTable, bytes]] = {}
         self._group: _Group | None = None
         self._file = 0
@@ -234,17 +234,23 @@ class BinlogSession(ChangeSession):
             return
         if raw[6:] not in self._described_tables:
             self._described_tables[raw[6:]] = self._describe_table(body)
-        table = replace(self._described_tables[raw[6:]], id=number)
+        described = self._described_tables[raw[6:]]
+        if described is None:
+            self._followed.pop(number, None)
+            return
+        table = replace(described, id=number)
         count = len(table.columns)
         self._followed[number] = table, bytes([0xFF] * (count // 8) + ([(1 << count % 8) - 1] if count % 8 else []))
         self._read_ahead.describe(number, table.to_json(), self._group.open() if self._group else None)
 
-    def _describe_table(self, body: memoryview) -> BinlogTable:
+    def _describe_table(self, body: memoryview) -> BinlogTable | None:
         _, schema, name = binlog.table_name(body)
         with self._login.connect() as connection:
             preparation.refuse_table(connection, schema, name)
             columns = catalog.columns_of(connection, schema, name)
         table = binlog.parse_table_map(body, self._charsets)
+        if table.is_sequence():
+            return None
         names = {column.name for column in table.columns} | {column.name for column in columns if column.generated}
         refuse_missing_excluded(table.full_name, names, self._exclude)
         if not table.key:

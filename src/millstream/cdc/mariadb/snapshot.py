@@ -6,6 +6,7 @@ transaction's position decides whether a chunk includes it.
 
 from __future__ import annotations
 
+import re
 import time
 from array import array
 from collections.abc import Sequence
@@ -66,6 +67,10 @@ _TYPES = {
 }
 _BINARY = frozenset(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"))
 _NUMBERS = frozenset(("enum", "set", "bit", "year", "tinyint", "smallint", "mediumint", "int", "bigint", "decimal"))
+
+_LABEL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
+_ESCAPED = re.compile(r"'(')|\\(.)", re.DOTALL)
+_CONTROLS = {"0": "\0", "n": "\n", "r": "\r"}
 
 
 def split_tables(connection: Connection, tables: Sequence[MariadbTable], chunk_rows: int) -> list[dict[str, Any]]:
@@ -316,9 +321,18 @@ def _enum_labels(connection: Connection, table: SeenTable) -> dict[str, list[str
     labels = {}
     for column in catalog.columns_of(connection, table.schema, table.table):
         if column.type in ("enum", "set") and column.name in [name for name, _, _ in table.key]:
-            listed = column.full_type[len(column.type) + 2 : -2]
-            labels[column.name] = [column.type, *(part.replace("''", "'") for part in listed.split("','"))]
+            labels[column.name] = [column.type, *listed_labels(column.full_type)]
     return labels
+
+
+def listed_labels(full_type: str) -> list[str]:
+    """The labels in the type of an enum or set, as information_schema has it: the server doubles quotes, and writes
+    backslashes and some control characters with a backslash."""
+    return [_ESCAPED.sub(_unescaped, label) for label in _LABEL.findall(full_type)]
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return match[1] or _CONTROLS.get(match[2], match[2])
 
 
 def _name(schema: str, table: str) -> str:

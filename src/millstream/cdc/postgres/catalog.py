@@ -247,6 +247,15 @@ def key_of(connection: Connection, table: int) -> tuple[str, ...]:
     return tuple(name for (name,) in connection.execute(_KEY, {"table": table}).fetchall())
 
 
+def is_key_deferrable(connection: Connection, table: int) -> bool:
+    """Whether the primary key is DEFERRABLE. Such a key cannot identify rows in the log."""
+    return bool(
+        connection.execute(
+            "SELECT 1 FROM pg_index WHERE indrelid = %s AND indisprimary AND NOT indimmediate", (table,)
+        ).fetchall()
+    )
+
+
 def columns_of(connection: Connection, table: int) -> list[TableColumn]:
     return [TableColumn(*row) for row in connection.execute(_COLUMNS, (table,)).fetchall()]
 
@@ -326,8 +335,23 @@ def require_same_server(expected: str, system: str, database: str, login: Login)
 def check_position(login: Login, slot: str, position: int) -> None:
     """Raises PositionLost if the slot cannot send the log after ``position``."""
     with login.connect() as connection:
-        state = slot_of(connection, slot)
+        state, end = slot_of(connection, slot), flushed_position(connection)
+    refuse_older_log(login, position, end)
     refuse_gap(slot, state, position)
+
+
+def refuse_older_log(login: Login, position: int, end: int) -> None:
+    """Raises PositionLost if the server's log ends before ``position``. Pure.
+
+    The server would silently skip the transactions that it writes until its log reaches the position.
+    """
+    if end < position:
+        raise PositionLost(
+            f"the log of {login.display_address} ends at {format_lsn(end)}, before the checkpoint's "
+            f"{format_lsn(position)}: the server was restored from a backup, or replaced by a replica that had not "
+            "received everything. Rows that were sent since then may not exist any more. Start over with a snapshot: "
+            "`millstream pipeline reset`."
+        )
 
 
 def refuse_gap(slot: str, state: Slot | None, position: int) -> None:

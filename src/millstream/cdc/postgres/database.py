@@ -42,6 +42,7 @@ from millstream.cdc.postgres.decode import decode_changes, decode_rows
 from millstream.cdc.postgres.pgoutput import Relation, format_lsn
 from millstream.cdc.postgres.preparation import SlotConfig, check_database
 from millstream.cdc.postgres.session import ReplicationSession
+from millstream.cdc.postgres.timeline import Timeline
 from millstream.cdc.read_ahead import ReadAheadLog
 from millstream.cdc.segments import Numbers, Segment, parts_of, write_json_once
 from millstream.cdc.snapshot import ChunkPlan, SeenTable
@@ -84,6 +85,7 @@ class Postgres:
         state = preparation.check_database(options.login, options.config, resuming=True)
         system, database = state.server.split("/", 1)
         catalog.require_same_server(start.server, system, database, options.login)
+        catalog.refuse_older_log(options.login, start.position, self.log_end())
         catalog.refuse_gap(options.config.slot, state.slot, start.position)
         return [table.full_name for table in state.tables]
 
@@ -135,12 +137,14 @@ class Postgres:
                 refuse_missing_excluded(name, {*logged, *unsent}, options.config.exclude)
                 return catalog.complete_relation(connection, relation, identities.get(name, {}).get("keys", []))
 
+        timeline = Timeline(options.follow.storage(), options.login.display_address)
         return ReplicationSession(
             options.login,
             options.config.slot,
             options.config.publication,
             read_ahead,
             server=start.server,
+            timeline=timeline,
             describe=describe,
         )
 

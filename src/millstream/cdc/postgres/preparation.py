@@ -125,6 +125,12 @@ def _without_key(connection: Connection, tables: Sequence[FollowedTable]) -> lis
             why = "it has no primary key: once it is published, updates would fail in the application"
             advice = "Add a primary key, or choose a unique index with REPLICA IDENTITY USING INDEX"
             problems.append(f"{table.full_name}: {why}. {advice}, or remove it from tables.")
+        elif table.identity == "d" and catalog.is_key_deferrable(connection, table.oid):
+            why = "its primary key is DEFERRABLE: once it is published, updates would fail in the application"
+            advice = (
+                "Run: ALTER TABLE ... REPLICA IDENTITY FULL, or choose a unique index with REPLICA IDENTITY USING INDEX"
+            )
+            problems.append(f"{table.full_name}: {why}. {advice}, or remove it from tables.")
         elif generated := catalog.generated_key_columns(connection, table.oid):
             why = f"its key has the generated column {', '.join(generated)}, and the log has no generated columns"
             advice = "Choose a different unique index with REPLICA IDENTITY USING INDEX"
@@ -168,13 +174,13 @@ def _publication_problems(
     if published is None:
         if config.create:
             return []
-        listed = ", ".join(f"{quoted(table.schema)}.{quoted(table.name)}" for table in tables)
+        listed = _listed(tables)
         command = f"CREATE PUBLICATION {name} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
         return [f"publication {config.publication!r} does not exist. Set create: true, or run: {command}"]
     missing = [table for table in tables if table.full_name not in published]
     if not missing or config.create:
         return []
-    listed = ", ".join(f"{quoted(table.schema)}.{quoted(table.name)}" for table in missing)
+    listed = _listed(missing)
     partitioned = any(table.partitioned for table in missing)
     via_root = f"; a partitioned table needs: ALTER PUBLICATION {name} SET (publish_via_partition_root = true)"
     return [
@@ -314,11 +320,19 @@ def publish_tables(connection: Connection, config: SlotConfig, state: DatabaseSt
     name = quoted(config.publication)
     published = state.published
     missing = [table for table in state.tables if published is None or table.full_name not in published]
-    listed = ", ".join(f"{quoted(table.schema)}.{quoted(table.name)}" for table in missing)
+    listed = _listed(missing)
     if published is None:
         connection.execute(f"CREATE PUBLICATION {name} FOR TABLE {listed} WITH (publish_via_partition_root = true)")
     elif missing:
         connection.execute(f"ALTER PUBLICATION {name} ADD TABLE {listed}")
+
+
+def _listed(tables: Sequence[FollowedTable]) -> str:
+    """The tables for CREATE or ALTER PUBLICATION. Without ONLY, tables that inherit from them would be published too:
+    they do not inherit the primary key, so updates of them would fail in the application."""
+    return ", ".join(
+        f"{'' if table.partitioned else 'ONLY '}{quoted(table.schema)}.{quoted(table.name)}" for table in tables
+    )
 
 
 def drop(login: Login, slot: str) -> bool:

@@ -31,6 +31,7 @@ from millstream.cdc.postgres.pgoutput import (
     parse_relation,
     parse_truncate,
 )
+from millstream.cdc.postgres.timeline import Timeline
 from millstream.cdc.read_ahead import ReadAheadLog
 from millstream.errors import MillstreamError
 
@@ -56,6 +57,7 @@ class ReplicationSession(ChangeSession):
         read_ahead: ReadAheadLog,
         *,
         server: str,
+        timeline: Timeline,
         describe: Callable[[Relation], Relation | None],
     ) -> None:
         super().__init__(read_ahead, login.display_address)
@@ -63,6 +65,7 @@ class ReplicationSession(ChangeSession):
         self._slot = slot
         self._publication = publication
         self._server = server
+        self._timeline = timeline
         self._describe = describe
         self._finished = 0
         self._acknowledged = 0
@@ -112,6 +115,7 @@ class ReplicationSession(ChangeSession):
         identity = connection.execute("IDENTIFY_SYSTEM")
         catalog.require_same_server(self._server, identity["systemid"], identity["dbname"], self._login)
         start = self._read_ahead.position
+        self._timeline.verify(connection, int(identity["timeline"]), start)
         options = f"proto_version '1', publication_names {literal(quoted(self._publication))}"
         connection.start(f"START_REPLICATION SLOT {quoted(self._slot)} LOGICAL {format_lsn(start)} ({options})")
         # Checked while this session has the slot, so that no other reader can advance it. If the requested position is

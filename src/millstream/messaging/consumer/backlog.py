@@ -10,9 +10,8 @@ from typing import Any
 from millstream.broker.bulk import gc_paused
 from millstream.errors import MillstreamError
 from millstream.messaging.consumer.capacity import ProcessCapacity
-from millstream.messaging.consumer.own_entries import OwnEntries
-from millstream.messaging.consumer.read_plan import TopicRead
-from millstream.messaging.consumer.reads import Reads, Reply
+from millstream.messaging.consumer.claims import OwnEntries
+from millstream.messaging.consumer.reads import Reads, Reply, TopicRead
 
 MAX_READ_AHEAD = 4_000
 """Messages that one round of reads may bring, and that may be ready before the next round: messages that have not

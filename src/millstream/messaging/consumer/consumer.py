@@ -17,11 +17,10 @@ from millstream.broker.scripts import settle
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.consumer.blocked_loop import ConsumerWatch
 from millstream.messaging.consumer.capacity import ProcessCapacity
-from millstream.messaging.consumer.claims import Claims
+from millstream.messaging.consumer.claims import Claims, OwnEntries
 from millstream.messaging.consumer.gc_pause import GcPause
 from millstream.messaging.consumer.heartbeat import Heartbeat
 from millstream.messaging.consumer.membership import Membership
-from millstream.messaging.consumer.own_entries import OwnEntries
 from millstream.messaging.consumer.reader import Reader
 from millstream.messaging.consumer.reclaimer import Reclaimer
 from millstream.messaging.consumer.settler import Settler
@@ -70,15 +69,15 @@ class SharedConsumer:
             broker,
             self.membership,
             released=self._released,
-            retry_in=self._retry_in,
+            retry_in=lambda topic, delay_ms: self.reclaimer.visit(topic, delay_ms),  # noqa: PLW0108 - it is made below
         )
         self.claims = Claims(
             broker,
             self.capacity,
             self.membership,
             claimed=self.settler.count_claimed,
-            capacity_used=self._capacity_used,
-            capacity_freed=self._capacity_freed,
+            capacity_used=lambda topic: self.reader.capacity_used(topic),  # noqa: PLW0108 - it is made below
+            capacity_freed=lambda topic: self.reader.capacity_freed(topic),  # noqa: PLW0108 - it is made below
         )
         self.own_entries = OwnEntries(self.claims)
         self.reader = Reader(
@@ -198,15 +197,6 @@ class SharedConsumer:
             self.reader.look_again(topic)
         self.reader.capacity_freed(topic)
         self.reclaimer.capacity_freed(topic)
-
-    def _retry_in(self, topic: Topic, delay_ms: float) -> None:
-        self.reclaimer.visit(topic, delay_ms)
-
-    def _capacity_used(self, topic: Topic) -> None:
-        self.reader.capacity_used(topic)
-
-    def _capacity_freed(self, topic: Topic) -> None:
-        self.reader.capacity_freed(topic)
 
     def _return_late(self, topic: Topic, deliveries: Sequence[Delivery]) -> None:
         """Returns entries of a topic that was removed: any consumer may claim them at once, with delivery count 0."""

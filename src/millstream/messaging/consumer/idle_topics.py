@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable
 
 from millstream.broker.transport.interface import KeyWatch
-from millstream.messaging.consumer.read_plan import TopicRead
+from millstream.messaging.consumer.reads import TopicRead
 from millstream.model import monotonic_ms
 
 IDLE_CHECK_MS = 250.0

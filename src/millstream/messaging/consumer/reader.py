@@ -16,10 +16,9 @@ from millstream.broker import BrokerProtocol, slot_of
 from millstream.broker.transport.interface import KeyWatch
 from millstream.messaging.consumer.backlog import Backlog
 from millstream.messaging.consumer.capacity import ProcessCapacity
+from millstream.messaging.consumer.claims import OwnEntries
 from millstream.messaging.consumer.membership import Membership
-from millstream.messaging.consumer.own_entries import OwnEntries
-from millstream.messaging.consumer.read_plan import TopicRead
-from millstream.messaging.consumer.reads import Reads
+from millstream.messaging.consumer.reads import Reads, TopicRead
 from millstream.messaging.consumer.shard import ReadMode, Shard
 from millstream.messaging.consumer.topic import Topic
 from millstream.model import Delivery, monotonic_ms
@@ -60,7 +59,7 @@ class Reader:
             broker,
             membership,
             recover=self._recover,
-            return_late=lambda read, deliveries: return_late(read.topic, deliveries),
+            return_late=return_late,
         )
         self._backlog = Backlog(self._reads, own_entries, process, self._caught_up)
         self._topics: dict[Topic, TopicRead] = {}

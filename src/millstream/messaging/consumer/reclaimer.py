@@ -7,6 +7,7 @@ a topic with a million abandoned entries is claimed page by page, as fast as its
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,14 +18,15 @@ from millstream.broker import BrokerProtocol, command_pipeline, slot_of
 from millstream.broker.operations.info import group_info
 from millstream.broker.scripts import delayed, recovery
 from millstream.errors import BrokerClosed, BrokerUnavailable, MillstreamError, NoSuchGroup, NoSuchStream
-from millstream.messaging.consumer.claims import MAX_SCAN, Claims, scan_size
+from millstream.messaging.consumer.claims import FIRST, MAX_SCAN, Claims, OwnEntries, scan_size
 from millstream.messaging.consumer.in_flight import State
 from millstream.messaging.consumer.membership import Membership, retire_dead_consumers
-from millstream.messaging.consumer.own_entries import FIRST, OwnEntries
 from millstream.messaging.consumer.reader import Reader
 from millstream.messaging.consumer.topic import Topic
 from millstream.model import GroupInfo, monotonic_ms
 from millstream.wire import Operation
+
+log = logging.getLogger(__name__)
 
 MAX_TOPICS_PER_VISIT = 200
 """Topics that one script examines: more would delay all other clients of the server."""
@@ -42,7 +44,7 @@ MANY_TOPICS = 100
 class _Visited:
     """The reclaimer's state of one topic."""
 
-    __slots__ = ("cursor", "retire_at_ms", "topic", "visit_at_ms", "waits_for_capacity")
+    __slots__ = ("alone", "cursor", "retire_at_ms", "topic", "visit_at_ms", "waits_for_capacity")
 
     def __init__(self, topic: Topic, visit_at_ms: float, retire_at_ms: float) -> None:
         self.topic = topic
@@ -53,6 +55,8 @@ class _Visited:
         """Where the scan for abandoned entries continues. At the start if it is complete."""
         self.waits_for_capacity = False
         """Entries wait to be claimed as soon as there is capacity for them."""
+        self.alone = False
+        """Its keys made a visit fail for good: it is examined with a script of its own, until one succeeds."""
 
 
 class Reclaimer:
@@ -151,28 +155,67 @@ class Reclaimer:
 
     async def _look(self, topics: Sequence[Topic]) -> list[tuple[Topic, recovery.Visit]]:
         """Asks the server which of the topics have work, and what it is."""
-        groups: dict[tuple[int, int], list[Topic]] = defaultdict(list)
-        context = self._broker.context
+        groups: dict[tuple[int, int, Topic | None], list[Topic]] = defaultdict(list)
         for topic in topics:
-            slot = slot_of(topic.key) if context.cluster else 0
-            groups[slot, topic.settings.claim_min_idle_ms].append(topic)
-        replies = await self._broker.run(
-            command_pipeline,
-            [
-                recovery.needs_visit(
-                    context, [topic.key for topic in group], group[0].group, min_idle_ms=min_idle_ms, scan=MAX_SCAN
-                )
-                for (_, min_idle_ms), group in groups.items()
-            ],
-        )
+            visited = self._topics.get(topic)
+            slot = slot_of(topic.key) if self._broker.context.cluster else 0
+            alone = topic if visited is not None and visited.alone else None
+            groups[slot, topic.settings.claim_min_idle_ms, alone].append(topic)
         visits: list[tuple[Topic, recovery.Visit]] = []
-        for group, reply in zip(groups.values(), replies, strict=True):
+        refused: list[Topic] = []
+        for group, reply in await self._examine(groups.values()):
+            if not isinstance(reply, MillstreamError):
+                visits += [(group[number], visit) for number, visit in reply.items()]
+                self._set_alone(group, None)
+            elif len(group) > 1 and not reply.retryable:
+                refused += group  # no permission for the keys of one of them: which one?
+            else:
+                await self._look_failed(group, reply)
+        for group, reply in await self._examine([[topic] for topic in refused]):
             if isinstance(reply, MillstreamError):
-                for topic in group:
-                    await self._failed(topic, reply, self._membership.incarnation(topic))
+                await self._look_failed(group, reply)
             else:
                 visits += [(group[number], visit) for number, visit in reply.items()]
         return visits
+
+    async def _examine(
+        self, groups: Collection[Sequence[Topic]]
+    ) -> list[tuple[Sequence[Topic], dict[int, recovery.Visit] | MillstreamError]]:
+        """One script for each group of topics, which have the same ``claim_min_idle_ms`` and on a Cluster one slot."""
+        if not groups:
+            return []
+        operations = [
+            recovery.needs_visit(
+                self._broker.context,
+                [topic.key for topic in group],
+                group[0].group,
+                min_idle_ms=group[0].settings.claim_min_idle_ms,
+                scan=MAX_SCAN,
+            )
+            for group in groups
+        ]
+        replies = await self._broker.run(command_pipeline, operations)
+        return list(zip(groups, replies, strict=True))
+
+    async def _look_failed(self, group: Sequence[Topic], error: MillstreamError) -> None:
+        if not error.retryable and not isinstance(error, BrokerClosed):
+            self._set_alone(group, error)
+        for topic in group:
+            await self._failed(topic, error, self._membership.incarnation(topic))
+
+    def _set_alone(self, group: Sequence[Topic], error: MillstreamError | None) -> None:
+        """Its error must not cost the other topics anything. It is logged once, until a visit succeeds."""
+        for topic in group:
+            visited = self._topics.get(topic)
+            if visited is None or visited.alone is (error is not None):
+                continue
+            visited.alone = error is not None
+            if error is None:
+                log.info("retries, delayed messages and abandoned entries of %r are delivered again", topic.name)
+            else:
+                log.error(
+                    "retries, delayed messages and abandoned entries of %r are not delivered: %s", topic.name, error
+                )
 
     async def _request(
         self, topics: Collection[Topic], operation: Callable[[Topic], Operation[Any]]

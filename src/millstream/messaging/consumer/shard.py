@@ -20,13 +20,11 @@ from millstream.broker.operations.groups import unblock, wait_for_streams
 from millstream.broker.transport.interface import KeyWatch
 from millstream.errors import BrokerClosed, MillstreamError, ServerError
 from millstream.messaging.consumer.backlog import Backlog
-from millstream.messaging.consumer.capacity import ProcessCapacity
+from millstream.messaging.consumer.capacity import ProcessCapacity, SharedRead
+from millstream.messaging.consumer.claims import OwnEntries
 from millstream.messaging.consumer.idle_topics import IDLE_CHECK_MS, IdleTopics
 from millstream.messaging.consumer.membership import Membership
-from millstream.messaging.consumer.own_entries import OwnEntries
-from millstream.messaging.consumer.read_plan import ReadPlan, TopicRead
-from millstream.messaging.consumer.reads import Reads
-from millstream.messaging.consumer.topic_capacity import SharedRead
+from millstream.messaging.consumer.reads import ReadPlan, Reads, TopicRead
 from millstream.messaging.failure import text_of
 from millstream.messaging.supervision import is_worth_retrying
 from millstream.model import Backoff, monotonic_ms

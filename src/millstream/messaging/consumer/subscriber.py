@@ -211,6 +211,11 @@ class Subscriber:
         return {subscription.topic: subscription.ready for subscription in self._open}
 
     @property
+    def handling(self) -> bool:
+        """Whether a handler or the user has a message of a group without an outcome."""
+        return any(isinstance(subscription, Subscription) and subscription.handling for subscription in self._open)
+
+    @property
     def has_read(self) -> bool:
         """Whether a topic was ever read: an error that ended it later may be transient, because it worked once."""
         return self._has_read or any(subscription.has_read for subscription in self._open)

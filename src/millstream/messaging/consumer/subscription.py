@@ -144,6 +144,11 @@ class Subscription:
         await self._ended.wait()
 
     @property
+    def handling(self) -> bool:
+        """Whether a handler or the user has a message without an outcome."""
+        return self._state.in_flight.has_unsettled()
+
+    @property
     def has_read(self) -> bool:
         """Whether it was ever ready: then an error that ends it may be transient, because it worked once."""
         return self._state.joined
@@ -286,7 +291,7 @@ class Subscription:
             # No heartbeat after the return: it would keep other consumers from claiming returned entries.
             shared.heartbeat.stop(state)
             await shared.claims.idle(state, LAST_REPLY_S)
-            await self._try(self._return_rest(shared))
+            await self._try(self._return_rest())
         finally:
             self._ended.set()
             ends(self)
@@ -348,7 +353,7 @@ class Subscription:
             settled = await state.run(settle.return_unstarted, ids, times_delivered=times, leaving=leaving)
             state.report_gone(settled.gone)
 
-    async def _return_rest(self, shared: SharedConsumer) -> None:
+    async def _return_rest(self) -> None:
         """Entries that have started and will not be settled any more keep their delivery count. Any consumer may claim
         them at once. A message that middleware kept from its handler (a rate limit, an open circuit) is not counted."""
         in_flight = self._state.in_flight

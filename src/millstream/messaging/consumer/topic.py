@@ -14,9 +14,8 @@ from typing import Any
 from millstream.broker import BrokerProtocol
 from millstream.messaging import tracing
 from millstream.messaging.codecs import Codec
-from millstream.messaging.consumer.capacity import ProcessCapacity
+from millstream.messaging.consumer.capacity import ProcessCapacity, TopicCapacity
 from millstream.messaging.consumer.in_flight import IllegalTransition, InFlight
-from millstream.messaging.consumer.topic_capacity import TopicCapacity
 from millstream.messaging.errors import Undecodable
 from millstream.messaging.failure import OF, is_for, unmarked
 from millstream.messaging.handler import Handler
@@ -63,6 +62,10 @@ class Topic:
         "wake",
     )
 
+    in_flight: InFlight
+    capacity: TopicCapacity
+    """Both exist from ``begin`` on."""
+
     def __init__(
         self,
         broker: BrokerProtocol,
@@ -90,8 +93,6 @@ class Topic:
         self.publish_to: OutputTopic | None = None
         self.wake: Callable[[Topic], None] = _wakes_no_worker
         """Called when a message is ready. Set before the topic is read."""
-        self.in_flight = InFlight(settings.max_in_flight, settings.max_bytes_in_flight)
-        self.capacity = TopicCapacity(self.key, self.in_flight, settings.count)
         # The life of the topic, written by its subscription and the shared consumer only.
         self.joined = False
         """This consumer has joined the group."""
