@@ -213,9 +213,9 @@ def test_policies_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> 
         ("", "a mapping"),
     ],
 )
-def test_invalid_file_is_refused_with_its_line(tmp_path: Path, letter: str, says: str) -> None:
+def test_invalid_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     config = tmp_path / "retention.yaml"
-    config.write_text(letter)
+    config.write_text(text)
     with pytest.raises(InvalidArgument, match=says):
         read_policies([], {}, config)
 

@@ -8,7 +8,7 @@ from millstream.cdc.options import read_options
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("configured", "path"),
     [
         ("/data/segments/", "/data/segments"),
         ("file:///data/segments", "/data/segments"),
@@ -16,5 +16,5 @@ from millstream.cdc.options import read_options
         ("hdfs://namenode/data", "hdfs://namenode/data"),
     ],
 )
-def test_segments_are_a_path_or_a_uri(given: str, path: str) -> None:
-    assert read_options({"tables": "orders", "segments": given}, "s").segments == path
+def test_segments_are_a_path_or_a_uri(configured: str, path: str) -> None:
+    assert read_options({"tables": "orders", "segments": configured}, "s").segments == path

@@ -41,12 +41,12 @@ def test_a_codec_with_a_typo() -> None:
         Publisher(open_broker("local://kind"), codec="avro")
 
 
-@pytest.mark.parametrize(("given", "meant"), [("earliest", "0"), ("Latest", "$"), ("beginning", "0"), (">", "$")])
-def test_group_start_accepts_names_of_other_systems(given: str, meant: str) -> None:
-    with pytest.raises(InvalidArgument, match=rf"group_start: '{given}' .*for '{given}' that is '{re.escape(meant)}'"):
-        Subscriber(open_broker("local://kind"), group="g", group_start=given)
-    with pytest.raises(HandlerRefused, match=rf"handle.*start: '{given}' .*that is '{re.escape(meant)}'"):
-        Router().add(handle, "flags", start=given)
+@pytest.mark.parametrize(("start", "meant"), [("earliest", "0"), ("Latest", "$"), ("beginning", "0"), (">", "$")])
+def test_group_start_accepts_names_of_other_systems(start: str, meant: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"group_start: '{start}' .*for '{start}' that is '{re.escape(meant)}'"):
+        Subscriber(open_broker("local://kind"), group="g", group_start=start)
+    with pytest.raises(HandlerRefused, match=rf"handle.*start: '{start}' .*that is '{re.escape(meant)}'"):
+        Router().add(handle, "flags", start=start)
 
 
 @pytest.mark.parametrize("url", ["redis:/localhost", "redis:localhost", "localhost:6379", "rediss:/h:1/0"])

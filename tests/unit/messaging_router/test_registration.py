@@ -143,7 +143,7 @@ async def test_current_handler_is_set_during_the_call_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("first", "two"),
     [
         ("order 4711 not found", "order 12 not found"),
         ("user 0a1b2c3d-1111-2222-3333-444455556666 is gone", "user ffffffff-1111-2222-3333-444455556666 is gone"),
@@ -152,8 +152,8 @@ async def test_current_handler_is_set_during_the_call_only() -> None:
         ("10.0.0.1:6379 refused\nmore", "10.0.0.27:6380 refused"),
     ],
 )
-def test_failures_that_are_alike_have_one_signature(one: str, two: str) -> None:
-    assert signature(one) == signature(two)
+def test_failures_that_are_alike_have_one_signature(first: str, two: str) -> None:
+    assert signature(first) == signature(two)
 
 
 def test_failures_that_differ_have_two() -> None:

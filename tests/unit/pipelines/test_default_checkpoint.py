@@ -58,7 +58,7 @@ def test_directory_that_cannot_be_made_is_refused_with_advice(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("configured", "path"),
     [
         ("file:///data/a%20b", "/data/a b"),
         ("file:////data/a", "/data/a"),
@@ -66,5 +66,5 @@ def test_directory_that_cannot_be_made_is_refused_with_advice(tmp_path: Path) ->
         ("/data/a://b%20c", "/data/a:/b%20c"),  # no URI, so % is a character of the path
     ],
 )
-def test_checkpoint_path_is_absolute_and_decoded_once(given: str, path: str) -> None:
-    assert pipeline(checkpoint={"path": given}).checkpoint_path == path
+def test_checkpoint_path_is_absolute_and_decoded_once(configured: str, path: str) -> None:
+    assert pipeline(checkpoint={"path": configured}).checkpoint_path == path

@@ -39,14 +39,16 @@ def test_suitable_java_is_accepted(machine: Path, output: str) -> None:
     assert java_problem() is None
 
 
-@pytest.mark.parametrize(("said", "version"), [('java version "1.8.0_392"', "8"), ('openjdk version "11.0.2"', "11")])
-def test_java_that_is_too_old_is_reported(machine: Path, said: str, version: str) -> None:
-    install(machine / "bin" / "java", f"echo '{said}' >&2")
+@pytest.mark.parametrize(
+    ("printed", "version"), [('java version "1.8.0_392"', "8"), ('openjdk version "11.0.2"', "11")]
+)
+def test_java_that_is_too_old_is_reported(machine: Path, printed: str, version: str) -> None:
+    install(machine / "bin" / "java", f"echo '{printed}' >&2")
     assert f"java is {version}. Install it" in (java_problem() or "")
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "reported"),
     [
         ("echo 'Error: could not open libjvm.so' >&2; exit 1", "exit code 1: Error: could not open libjvm.so"),
         (
@@ -56,9 +58,9 @@ def test_java_that_is_too_old_is_reported(machine: Path, said: str, version: str
         ("exit 0", "exit code 0: no output"),
     ],
 )
-def test_java_that_does_not_start_is_reported(machine: Path, script: str, said: str) -> None:
+def test_java_that_does_not_start_is_reported(machine: Path, script: str, reported: str) -> None:
     install(machine / "bin" / "java", script)
-    assert f"does not start ({said}), and Spark needs it." in (java_problem() or "")
+    assert f"does not start ({reported}), and Spark needs it." in (java_problem() or "")
 
 
 def test_java_home_has_priority_as_in_spark(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

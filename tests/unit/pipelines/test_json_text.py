@@ -75,16 +75,16 @@ def test_values_make_the_round_trip(value: Any) -> None:
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False), st.decimals(allow_nan=False, allow_infinity=False))
-def test_numbers_are_the_same_if_their_values_are(one: Decimal, other: Decimal) -> None:
-    remaining, right = Number(f"{one:e}"), Number(f"{other:e}")
-    assert same(remaining, right) == (one == other) == (canonical(remaining) == canonical(right))
-    assert Decimal(canonical(remaining)) == one
+def test_numbers_are_the_same_if_their_values_are(first: Decimal, other: Decimal) -> None:
+    left, right = Number(f"{first:e}"), Number(f"{other:e}")
+    assert same(left, right) == (first == other) == (canonical(left) == canonical(right))
+    assert Decimal(canonical(left)) == first
 
 
-@pytest.mark.parametrize(("one", "other"), [("1", '"1"'), ("true", '"true"'), ("1", "true"), ("null", '"null"')])
-def test_values_of_different_types_are_not_equal(one: str, other: str) -> None:
-    assert not same(parse(one), parse(other))
-    assert canonical(parse(one)) != canonical(parse(other))
+@pytest.mark.parametrize(("first", "other"), [("1", '"1"'), ("true", '"true"'), ("1", "true"), ("null", '"null"')])
+def test_values_of_different_types_are_not_equal(first: str, other: str) -> None:
+    assert not same(parse(first), parse(other))
+    assert canonical(parse(first)) != canonical(parse(other))
 
 
 ROW = (
@@ -93,7 +93,7 @@ ROW = (
 
 
 @pytest.mark.parametrize(
-    ("path", "found"),
+    ("path", "expected"),
     [
         ("id", ["1"]),
         ("address.email", ["x", "y"]),
@@ -103,8 +103,8 @@ ROW = (
         ("nothing", []),
     ],
 )
-def test_a_path_goes_through_objects_lists_and_names_with_dots(path: str, found: list[str]) -> None:
-    assert FieldPath.parse(path).values(parse(ROW)) == found
+def test_a_path_goes_through_objects_lists_and_names_with_dots(path: str, expected: list[str]) -> None:
+    assert FieldPath.parse(path).values(parse(ROW)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "a..b", "a[0]", "a.'b'", "a.*", ".".join("a" * 17)])

@@ -13,7 +13,7 @@ from millstream.pipelines.sources.numbers import NumbersReader, due, split
 
 
 @pytest.mark.parametrize(
-    ("start", "rows", "rate", "elapsed_ms", "most", "end"),
+    ("start", "rows", "rate", "elapsed_ms", "limit", "end"),
     [
         (0, None, None, 0, 100, 100),
         (50, 120, None, 0, 100, 120),
@@ -28,9 +28,9 @@ from millstream.pipelines.sources.numbers import NumbersReader, due, split
     ],
 )
 def test_row_count_is_limited_by_clock_total_and_batch(
-    start: int, rows: int | None, rate: float | None, elapsed_ms: int, most: int | None, end: int
+    start: int, rows: int | None, rate: float | None, elapsed_ms: int, limit: int | None, end: int
 ) -> None:
-    assert due(start, rows, rate, elapsed_ms, most) == end
+    assert due(start, rows, rate, elapsed_ms, limit) == end
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 50))
@@ -39,7 +39,7 @@ def test_parts_cover_the_range_once(first: int, length: int, parts: int) -> None
     assert not cuts or (cuts[0][0], cuts[-1][1]) == (first, first + length)
     assert sum(b - a for a, b in cuts) == length
     assert all(a < b for a, b in cuts)
-    assert all(remaining[1] == right[0] for remaining, right in itertools.pairwise(cuts))
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(cuts))
     assert len(cuts) <= parts
 
 

@@ -45,13 +45,13 @@ def model(field: Any, test: str, value: Any) -> bool:
         return value in (field if isinstance(field, str) else json.dumps(field))
     if kind(field) != kind(value) or (kind(field) == "bool" and test != "eq"):
         return False
-    remaining, right = (Decimal(repr(item)) if kind(item) == "number" else item for item in (field, value))
+    left, right = (Decimal(repr(item)) if kind(item) == "number" else item for item in (field, value))
     return {
-        "eq": remaining == right,
-        "gt": remaining > right,
-        "gte": remaining >= right,
-        "lt": remaining < right,
-        "lte": remaining <= right,
+        "eq": left == right,
+        "gt": left > right,
+        "gte": left >= right,
+        "lt": left < right,
+        "lte": left <= right,
     }[test]
 
 

@@ -38,7 +38,7 @@ def test_the_time_since_the_last_acknowledgement_grows_until_the_position_moves(
 
 
 @pytest.mark.parametrize(
-    ("found", "worst"),
+    ("slot", "worst"),
     [
         (None, Severity.note),
         (standing(), Severity.ok),
@@ -48,8 +48,8 @@ def test_the_time_since_the_last_acknowledgement_grows_until_the_position_moves(
         (standing(wal_status="lost"), Severity.problem),
     ],
 )
-def test_slot_findings_have_a_severity_and_advice(found: SlotStatus | None, worst: Severity) -> None:
-    findings = examine_slot(found)
+def test_slot_findings_have_a_severity_and_advice(slot: SlotStatus | None, worst: Severity) -> None:
+    findings = examine_slot(slot)
     order = list(Severity)
     assert max((finding.level for finding in findings), key=order.index) == worst
     assert all(finding.remedy for finding in findings if finding.level != Severity.ok)

@@ -105,30 +105,28 @@ def evaluate(condition: Filter, stream: str, entry_id: EntryId) -> bool | None:
     if isinstance(condition, Not):
         negated = evaluate(condition.child, stream, entry_id)
         return None if negated is None else not negated
-    remaining = cell(condition.attribute[0], stream, entry_id)  # type: ignore[attr-defined]
+    left = cell(condition.attribute[0], stream, entry_id)  # type: ignore[attr-defined]
     if isinstance(condition, IsNull):
-        return remaining is None
+        return left is None
     if isinstance(condition, IsNotNull):
-        return remaining is not None
+        return left is not None
     if isinstance(condition, EqualNullSafe):
-        return bool(remaining == literal(condition.value))
+        return bool(left == literal(condition.value))
     if isinstance(condition, In):
-        results = [
-            None if remaining is None or value is None else remaining == literal(value) for value in condition.value
-        ]
+        results = [None if left is None or value is None else left == literal(value) for value in condition.value]
         return True if True in results else None if None in results else False
     right = literal(condition.value)  # type: ignore[attr-defined]
-    if remaining is None or right is None:
+    if left is None or right is None:
         return None
     return {
-        EqualTo: lambda: remaining == right,
-        GreaterThan: lambda: remaining > right,
-        GreaterThanOrEqual: lambda: remaining >= right,
-        LessThan: lambda: remaining < right,
-        LessThanOrEqual: lambda: remaining <= right,
-        StringStartsWith: lambda: remaining.startswith(right),
-        StringEndsWith: lambda: remaining.endswith(right),
-        StringContains: lambda: right in remaining,
+        EqualTo: lambda: left == right,
+        GreaterThan: lambda: left > right,
+        GreaterThanOrEqual: lambda: left >= right,
+        LessThan: lambda: left < right,
+        LessThanOrEqual: lambda: left <= right,
+        StringStartsWith: lambda: left.startswith(right),
+        StringEndsWith: lambda: left.endswith(right),
+        StringContains: lambda: right in left,
     }[type(condition)]()
 
 

@@ -63,7 +63,7 @@ def test_option_names_of_the_scala_connector_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("options", "named"),
     [
         ({}, "subscribe"),
         ({"subscribe": "a", "subscribePattern": "b.*"}, "subscribe"),
@@ -85,9 +85,9 @@ def test_option_names_of_the_scala_connector_are_accepted():
         ({"subscribe": "a", "pushFilters": "true"}, "pushFilters"),
     ],
 )
-def test_invalid_source_option_is_named(given: dict[str, str], named: str):
+def test_invalid_source_option_is_named(options: dict[str, str], named: str):
     with pytest.raises(InvalidOption) as caught:
-        source_options({"url": URL, **given}, streaming=True)
+        source_options({"url": URL, **options}, streaming=True)
     assert caught.value.option == named
     assert named in str(caught.value)
 
@@ -101,7 +101,7 @@ def test_ending_offset_of_an_unsubscribed_stream_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("options", "named"),
     [
         ({"txnAppId": "app"}, "txnVersion"),
         ({"txnVersion": "3"}, "txnAppId"),
@@ -119,9 +119,9 @@ def test_ending_offset_of_an_unsubscribed_stream_is_an_error():
         ({"steam": "out"}, "steam"),
     ],
 )
-def test_invalid_sink_option_is_named(given: dict[str, str], named: str):
+def test_invalid_sink_option_is_named(options: dict[str, str], named: str):
     with pytest.raises(InvalidOption) as caught:
-        sink(streaming=False, **given)
+        sink(streaming=False, **options)
     assert caught.value.option == named
 
 

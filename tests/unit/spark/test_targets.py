@@ -30,7 +30,7 @@ def test_one_target_is_the_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("options", "named"),
     [
         ({"also.url": "redis://b"}, "also.url"),
         ({"also.b.content": "value"}, "also.b.content"),
@@ -41,9 +41,9 @@ def test_one_target_is_the_default() -> None:
         ({"also.b.stream": "x", "also.c.sinkId": "b"}, "sinkId"),
     ],
 )
-def test_invalid_option_of_a_target_is_named(given: dict[str, str], named: str) -> None:
+def test_invalid_option_of_a_target_is_named(options: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidOption) as refused:
-        sink_targets({**FIRST, **given}, streaming=False)
+        sink_targets({**FIRST, **options}, streaming=False)
     assert refused.value.option == named
 
 
