@@ -124,17 +124,17 @@ class GoneChapter(Chapter):
         async def wait(message: Message) -> None:
             await go_on.wait()
 
-        events, seen = EventLog(), Seen(wait)
+        events, recorder = EventLog(), RecordingHandler(wait)
         options: dict[str, Any] = {"claim_min_idle_ms": 600, "ordered_by_key": lambda message: "one key"}
-        async with running(events.observe(broker), topic, seen, **options):
-            await seen.have(1)
+        async with running(events.observe(broker), topic, recorder, **options):
+            await recorder.have(1)
             await broker.xdel(topic, [entry.id for entry in await broker.xrange(topic, count=2)])
             await eventually(lambda: sum(events.all("messaging.entries_gone", "entries")) == 2)
             await asyncio.sleep(0.5)  # further heartbeats
             go_on.set()
-            await seen.have(3)
+            await recorder.have(3)
             await nothing_pending(broker, topic)
-        assert seen.payloads == [b"0", b"1", b"2"]
+        assert recorder.payloads == [b"0", b"1", b"2"]
         assert "messaging.lost" not in events
 
     async def test_entry_trimmed_before_it_is_counted_is_reported_and_handled_once_more(
