@@ -140,6 +140,33 @@ async def test_publish_accepts_models_and_dataclasses(broker: Broker) -> None:
     assert (Bill(8), "Bill") in received
 
 
+@pytest.mark.parametrize("kind", ["async", "sync", "list"])
+async def test_handler_of_messages_may_return_models(broker: Broker, kind: str) -> None:
+    router = Router(broker, group_start="0")
+    billed: list[Bill] = []
+
+    async def in_loop(message: Message) -> Bill:
+        return Bill(7)
+
+    def in_thread(message: Message) -> Bill:
+        return Bill(7)
+
+    async def several(message: Message) -> list[Bill]:
+        return [Bill(7)]
+
+    functions = {"async": in_loop, "sync": in_thread, "list": several}
+    router.on("orders", group="g", publish_to="bills", max_deliveries=1)(functions[kind])
+
+    @router.on("bills", group="g")
+    async def collect(bill: Bill) -> None:
+        billed.append(bill)
+
+    async with Publisher(broker) as publisher, router:
+        await publisher.publish("orders", Message(b"x"))
+        await eventually(lambda: billed, what="the bill")
+    assert billed == [Bill(7)]
+
+
 async def test_publish_of_a_dict_says_how_to_publish_it(broker: Broker) -> None:
     async with Publisher(broker) as publisher:
         with pytest.raises(InvalidArgument) as refused:

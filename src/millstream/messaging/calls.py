@@ -36,6 +36,7 @@ from millstream.messaging.handler import (
     in_thread,
     mark_needs_thread,
     message_handler,
+    needs_thread,
     note_batch_task,
     note_left_batch,
     wait_for_turn,
@@ -55,12 +56,15 @@ BatchCall = Callable[[list[Any], list[Message]], Awaitable[Any]]
 """Takes the bodies (or the messages) and the messages, and returns the result of the handler."""
 
 
-def topic_handler(function: Callable[..., Any], marshaler: Marshaler, overrides: Overrides) -> Handler:
+def topic_handler(
+    function: Callable[..., Any], marshaler: Marshaler, overrides: Overrides, *, publishes: bool = False
+) -> Handler:
     """Makes a handler of the function: it is called with the Message or with the unmarshaled body, and with its
-    dependencies. Raises HandlerRefused."""
+    dependencies. ``publishes``: its result is published. Raises HandlerRefused."""
     planned = plan_topic_handler(function) if callable(function) else None
     if planned is None:
-        return message_handler(function)
+        handler = message_handler(function)
+        return _marshaling(handler, marshaler) if publishes else handler
     body, plan = planned
     if body is not None and (why := check_body(marshaler, body)) is not None:
         raise HandlerRefused(callable_place(function), f"nothing can be read as a {type_name(body)}: {why}")
@@ -110,8 +114,16 @@ def has_sync_part(plan: Plan) -> bool:
     return any(not isinstance(source, Given) and has_sync_part(source) for _, source in plan.arguments)
 
 
+def _marshaling(handler: Handler, marshaler: Marshaler) -> Handler:
+    async def handle(message: Message) -> Output:
+        output: Output = _as_output(await handler(message), marshaler)
+        return output
+
+    return mark_needs_thread(handle) if needs_thread(handler) else handle
+
+
 def _as_output(result: Any, marshaler: Marshaler) -> Any:
-    """A handler that takes bodies may return them too. Publishing refuses any other value."""
+    """A handler may return bodies in place of messages. Publishing refuses any other value."""
     if result is None or isinstance(result, Message):
         return result
     if isinstance(result, (list, tuple)):

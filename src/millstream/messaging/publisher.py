@@ -410,7 +410,7 @@ def _marshal_body(body: object, marshaler: Marshaler) -> Message:
     if not is_body(body):
         allowed = "Message objects, such as Message(b'...') or Message(text.encode()), pydantic models or dataclasses"
         if isinstance(body, (dict, list)):
-            allowed = "Message(json.dumps(value).encode()), or a pydantic model or dataclass instead"
+            allowed += "; publish this value as Message(json.dumps(value).encode())"
         raise InvalidArgument("messages", body, allowed)
     return marshaler.marshal(body)
 

@@ -282,7 +282,7 @@ def make_route(
     except InvalidArgument as error:
         raise HandlerRefused(place, str(error)) from error
     if batch is None:
-        handler = topic_handler(function, marshaler, overrides)
+        handler = topic_handler(function, marshaler, overrides, publishes=publish_to is not None)
     else:
         handler = batch_handler(function, marshaler, overrides, batch, linger_ms)
     check_middleware(place, middleware)

@@ -60,11 +60,7 @@ def _messages(output: object) -> Sequence[Message]:
         return (output,)
     if isinstance(output, Sequence) and all(isinstance(message, Message) for message in output):
         return output
-    raise InvalidArgument(
-        "handler's result",
-        output,
-        "a Message, a sequence of them, or None. Only handlers that take a model return models",
-    )
+    raise InvalidArgument("handler's result", output, "a Message, a sequence of them, or None")
 
 
 class OutputStore:
