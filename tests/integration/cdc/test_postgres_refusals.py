@@ -97,10 +97,10 @@ def test_missing_table_publication_or_slot_is_reported_with_the_command(
     assert "no table is called public.*" in refused(Follower(postgres, tmp_path))
     postgres.execute(ORDERS)
     message = refused(Follower(postgres, tmp_path, create="false"))
-    assert 'CREATE PUBLICATION "pub" FOR TABLE "public"."orders"' in message
+    assert 'CREATE PUBLICATION "pub" FOR TABLE ONLY "public"."orders"' in message
     assert "pg_create_logical_replication_slot" in message
     postgres.execute('CREATE PUBLICATION "pub"')
-    assert 'ALTER PUBLICATION "pub" ADD TABLE "public"."orders"' in refused(
+    assert 'ALTER PUBLICATION "pub" ADD TABLE ONLY "public"."orders"' in refused(
         Follower(postgres, tmp_path, create="false")
     )
 
