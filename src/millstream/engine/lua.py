@@ -24,13 +24,15 @@ STEPS: Final = 100_000_000
 _STEPS_AT_A_TIME: Final = 1_000
 _DEPTH: Final = 100
 _OUT_OF_MEMORY: Final = b"not enough memory"
+_LINE_BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
+"""A status reply ends with its line: a line break in it would begin another reply."""
 _TIMED_OUT: Final = "millstream: the script was stopped"
 
 _PRELUDE: Final = rb"""
 local ask, expired, sha1hex = ...
 local type, error, pcall, select, tostring, loadstring = type, error, pcall, select, tostring, loadstring
 local sethook, len, sub, find = debug.sethook, string.len, string.sub, string.find
-local max, min = math.max, math.min
+local max, min, rawget = math.max, math.min, rawget
 
 local function check()
   if expired() then
@@ -38,6 +40,14 @@ local function check()
     error('millstream: the script was stopped', 0)
   end
 end
+
+-- Lua runs xpcall's handler where the error is raised. For the error of check, that is inside the hook, where no other
+-- hook runs, so that nothing would stop the handler. Here it runs after the call has ended.
+local function handled(handler, fine, ...)
+  if fine then return true, ... end
+  return false, select(2, pcall(handler, (...)))
+end
+function xpcall(call, handler) return handled(handler, pcall(call)) end
 
 redis = {LOG_DEBUG = 0, LOG_VERBOSE = 1, LOG_NOTICE = 2, LOG_WARNING = 3}
 function redis.error_reply(text) return {err = text} end
@@ -142,7 +152,7 @@ for _, name in ipairs({'io', 'os', 'debug', 'package', 'coroutine', 'require', '
 end
 string.dump = nil
 
-return function(source, steps)
+local function start(source, steps)
   local run, wrong = loadstring(source, '@user_script')
   if not run then return false, wrong end
   sethook(check, '', steps)
@@ -150,6 +160,12 @@ return function(source, steps)
   sethook()
   return fine, result
 end
+
+-- Metamethods would run after the time limit was lifted.
+local function field(value, name)
+  if type(value) == 'table' then return rawget(value, name) end
+end
+return start, field
 """
 
 
@@ -193,7 +209,7 @@ def run(source: bytes, elapsed_ms: Callable[[], int], call: Call, keys: list[byt
     clock = _Clock(elapsed_ms)
     sandbox = _Sandbox(runtime, call)
     try:
-        start = runtime.compile(_PRELUDE)(sandbox.ask, clock.expired, _sha1hex)
+        start, sandbox.field = runtime.compile(_PRELUDE)(sandbox.ask, clock.expired, _sha1hex)
         names = runtime.globals()
         names[b"KEYS"], names[b"ARGV"] = runtime.table_from(keys), runtime.table_from(argv)
         fine, result = start(source, _STEPS_AT_A_TIME)
@@ -201,7 +217,7 @@ def run(source: bytes, elapsed_ms: Callable[[], int], call: Call, keys: list[byt
             return sandbox.to_reply(result)
         if result == _OUT_OF_MEMORY:
             raise MemoryError
-        raise ErrorReply(_error_text(result))
+        raise ErrorReply(sandbox.error_text(result))
     except lupa.lua51.LuaError as error:
         if _TIMED_OUT in str(error):
             raise ErrorReply(f"ERR the script was stopped: it exceeded the limit of {TIME_MS} ms") from error
@@ -224,9 +240,15 @@ class _Clock:
 class _Sandbox:
     """Runs the commands of a script, and converts arguments and replies between Lua and the engine."""
 
+    field: Callable[[Any, object], Any]
+    """The field of a table without its metamethods; None for another value."""
+
     def __init__(self, runtime: Any, call: Call) -> None:
+        from lupa import lua51
+
         self._runtime = runtime
         self._call = call
+        self._type_of = lua51.lua_type
 
     def ask(self, count: int, *words: Any) -> Any:
         """Runs one command. Never raises: an error is returned as a table, which scripts expect."""
@@ -263,18 +285,26 @@ class _Sandbox:
         return self._table(value, depth)
 
     def _table(self, table: Any, depth: int) -> Reply:
-        try:
-            error, status = table[b"err"], table[b"ok"]
-        except (TypeError, AttributeError):
+        if self._type_of(table) != "table":
             return None  # a function or another value that has no reply
-        if isinstance(error, bytes):
-            raise ErrorReply(_error_text(table))
+        if isinstance(self.field(table, b"err"), bytes):
+            raise ErrorReply(self.error_text(table))
+        status = self.field(table, b"ok")
         if isinstance(status, bytes):
-            return Status(status)
+            return Status(status.translate(_LINE_BREAKS))
         items: list[Any] = []
-        while (item := table[len(items) + 1]) is not None:
+        while (item := self.field(table, len(items) + 1)) is not None:
             items.append(self.to_reply(item, depth + 1))
         return items
+
+    def error_text(self, error: Any) -> str:
+        if isinstance(error, bytes):
+            return f"ERR {_one_line(error.decode('utf-8', 'surrogateescape'))}"
+        text = self.field(error, b"err")
+        if not isinstance(text, bytes):
+            return "ERR the script ended with an error that is not a text"
+        message = _one_line(text.decode("utf-8", "surrogateescape").removeprefix("-"))
+        return message if " " in message else f"ERR {message}"
 
 
 def _word(value: Any) -> bytes:
@@ -285,16 +315,6 @@ def _word(value: Any) -> bytes:
     if isinstance(value, float):
         return b"%d" % int(value) if value.is_integer() and abs(value) < 1e17 else b"%.17g" % value
     raise ErrorReply("ERR Lua redis lib command arguments must be strings or integers")
-
-
-def _error_text(error: Any) -> str:
-    if isinstance(error, bytes):
-        return f"ERR {_one_line(error.decode('utf-8', 'surrogateescape'))}"
-    text = error[b"err"] if hasattr(error, "__getitem__") or not isinstance(error, int | float | bool) else None
-    if not isinstance(text, bytes):
-        return "ERR the script ended with an error that is not a text"
-    message = _one_line(text.decode("utf-8", "surrogateescape").removeprefix("-"))
-    return message if " " in message else f"ERR {message}"
 
 
 def _one_line(text: str) -> str:

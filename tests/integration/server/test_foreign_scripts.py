@@ -12,6 +12,15 @@ from millstream.wire.commands import ErrorReply
 WITHOUT_LUA = "import sys; sys.modules['lupa'] = None"
 
 SCRIPTS = [
+    ("return {ok = 'a\\r\\n-ERR b'}", ()),
+    ("return redis.status_reply('a\\n+OK')", ()),
+    ("return {err = 'ERR a\\r\\n+OK'}", ()),
+    ("return {1, false, true, {false}, 2}", ()),
+    (
+        "local ok, e = xpcall(function() error('x', 0) end, function(e) return e .. '!' end) return {tostring(ok), e}",
+        (),
+    ),
+    ("return {select(2, xpcall(function() return 1, 2 end, error))}", ()),
     ("return {1e300, -1e300, 0 / 0, 1 / 0, 2 ^ 53, -3.9}", ()),
     ("return 1", ()),
     ("return 3.99", ()),
@@ -117,6 +126,10 @@ def test_loaded_scripts_are_called_by_their_digest(ours, redis_server):
             "stopped",
         ),
         ("while true do (''):rep(1000000000) end", "stopped"),
+        ("xpcall(function() error('x') end, function() while true do end end)", "stopped"),
+        ("xpcall(function() while true do end end, function() while true do end end)", "stopped"),
+        ("xpcall(function() error('x') end, function() error('y') end) while true do end", "stopped"),
+        ("error(setmetatable({}, {__index = function() while true do end end}))", "no text"),
         ("return coroutine.wrap(function() while true do end end)()", "coroutine"),
         ("return io.open('/etc/passwd')", "io"),
         ("return os.execute('true')", "os"),
@@ -166,3 +179,8 @@ def test_script_error_without_the_extra_says_what_to_install():
         for words in (("EVAL", "return 1", 0), ("SCRIPT", "LOAD", "return 1")):
             assert "millstream[lua]" in client.ask(*words).text
         assert client.ask("EVALSHA", "0" * 40, 0).text.startswith("NOSCRIPT")
+
+
+def test_metamethods_of_a_result_are_not_called(ours):
+    with Client(ours.port) as client:
+        assert client.ask("EVAL", "return setmetatable({5}, {__index = function() while true do end end})", 0) == [5]
