@@ -321,6 +321,9 @@ PASSING = (
     "Disk quota exceeded",
     "DSQuotaExceededException",
     "NSQuotaExceededException",
+    # Their texts, of which Spark's StreamingQueryException keeps only the first line.
+    "The DiskSpace quota",
+    "The NameSpace quota",
 )
 _PASSING = re.compile(rf"\b({'|'.join(PASSING)})\b")
 _READING = re.compile(r"\bDataLost\b|millstream/(?:spark/reader|cdc/[\w/]+)\.py")
@@ -352,7 +355,13 @@ def is_source_fault(error: BaseException) -> bool:
     return _READING.search(f"{type(error).__name__} {error}") is not None
 
 
-_FULL = ("No space left on device", "Disk quota exceeded", "QuotaExceededException")
+_FULL = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "QuotaExceededException",
+    "The DiskSpace quota",
+    "The NameSpace quota",
+)
 
 
 def is_disk_full(error: BaseException) -> bool:

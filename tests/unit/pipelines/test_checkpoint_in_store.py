@@ -186,6 +186,10 @@ def test_plan_names_the_store_and_sinks_stay_the_same() -> None:
         ),
         (RuntimeError("RemoteException: File /x could only be written to 0 of the 1 minReplication nodes"), False),
         (RuntimeError("DSQuotaExceededException: The DiskSpace quota is exceeded"), True),
+        (
+            RuntimeError("The DiskSpace quota of /c is exceeded: quota = 1 B = 1 B but diskspace consumed = 128 MB"),
+            True,
+        ),
         (RuntimeError("Job aborted ... java.io.IOException: No space left on device"), True),
     ],
 )
