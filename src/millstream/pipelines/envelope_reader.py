@@ -96,7 +96,8 @@ def read_documents(
     shaped = frame.withColumns(
         {
             "_id": legible(at.id.cast("string")),
-            "_ts": at.ts_ms.cast("bigint"),
+            # Entry ids can have more than 64 bits of milliseconds, and times after the year 9999 cannot be written.
+            "_ts": F.when(at.ts_ms.between(0, LAST_MS), at.ts_ms).cast("bigint"),
             "_name": at.name.cast("string"),
             "_table": at.table.cast("string"),
             "_key": legible(key),

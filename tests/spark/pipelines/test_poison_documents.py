@@ -193,3 +193,23 @@ def test_entry_that_has_a_field_twice_is_a_dead_letter(spark: SparkSession, redi
     run_once(spark, pipeline(tmp_path, source=source, sinks=[redis_sink(redis_url, envelope="raw")]))
     assert [json.loads(entry["event"]) for entry in entries(client)] == [{"a": "1", "b": "2"}]
     assert [letter["stage"] for letter in entries(client, "acme:orders.dlq")] == ["source"] * 2
+
+
+def test_entry_id_beyond_all_times_does_not_stop_a_pipeline(
+    spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    client = redis.Redis.from_url(redis_url)
+    client.flushall()
+    ids = ["1-1", "253402300799999-1", "253402300800000-1", "9223372036854775807-1", "18446744073709551615-1"]
+    for entry_id in ids:
+        client.xadd("in", {"event": '{"n":1}'}, id=entry_id)
+    made = pipeline(
+        tmp_path,
+        source={"type": "redis", "config": {"uri": redis_url, "streams": ["in"], "start": "earliest"}},
+        sinks=[redis_sink(redis_url, envelope="cloudevents")],
+    )
+    run_once(spark, made)
+    documents = [json.loads(entry["event"]) for entry in entries(client)]
+    assert [document["id"] for document in documents] == [f"in:{entry_id}" for entry_id in ids]
+    assert [document["data"]["ts_ms"] for document in documents] == [1, 253_402_300_799_999, None, None, None]
+    assert ["time" in document for document in documents] == [True, True, False, False, False]

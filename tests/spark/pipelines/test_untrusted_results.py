@@ -208,3 +208,22 @@ def test_row_of_a_spark_source_without_its_event_id_is_a_dead_letter(spark: Spar
     failed = [row for row in made if row["error"] is not None]
     assert len({row["id"] for row in failed}) == 2
     assert {row["error"] for row in failed} == {"the source refused the input: event_id is null or empty"}
+
+
+def test_row_of_a_spark_source_whose_time_is_no_time_is_a_dead_letter(spark: SparkSession) -> None:
+    source = SparkSource.model_validate({"type": "spark", "config": {"format": "delta", "event_id": "id", "ts": "t"}})
+    times = ["0", "253402300799999", None, "abc", "-1", "253402300800000", "9223372036854775807", "1" + "0" * 30]
+    rows = spark.createDataFrame([(str(at), t) for at, t in enumerate(times)], "id string, t string")
+    made = collected(source.to_events(rows))
+    fine = {row["id"]: row["ts_ms"] for row in made if row["error"] is None}
+    assert fine == {"delta:0": 0, "delta:1": 253_402_300_799_999, "delta:2": None}
+    failed = {row["id"]: (row["error"], row["ts_ms"]) for row in made if row["error"] is not None}
+    reason = "the source refused the input: ts is no time"
+    assert failed == {f"delta:{at}": (reason, None) for at in range(3, len(times))}
+
+
+def test_whole_row_of_a_spark_source_has_its_nulls_and_any_name(spark: SparkSession) -> None:
+    source = SparkSource.model_validate({"type": "spark", "config": {"format": "delta"}})
+    rows = spark.createDataFrame([(1, None, "x")], "id int, n int, t string").toDF("id", "a.b", "c`d}")
+    [row] = collected(source.to_events(rows))
+    assert (row["error"], row["after"]) == (None, {"id": 1, "a.b": None, "c`d}": "x"})

@@ -5,23 +5,31 @@ Each row of a file is an event, and each file is read once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.envelope_reader import Format, SourcePosition, read_documents
+from millstream.pipelines.events import LAST_MS
 from millstream.pipelines.sources.source import Ids, Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import SECRET_WORDS, NonEmpty, Text
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from millstream.pipelines.spec.pipeline import PipelineSpec
 
 
 _BAD_LINE = "_millstream_bad_line"
+
+
+def whole_row(names: Sequence[str]) -> Column:
+    """All columns as one struct, whatever their names contain."""
+    from pyspark.sql import functions as F
+
+    return F.struct(*(F.col("`" + name.replace("`", "``") + "`") for name in names))
 
 
 def _ddl(text: str) -> str:
@@ -94,7 +102,7 @@ class FilesSource(Source):
             reader = reader.options(mode="PERMISSIVE", columnNameOfCorruptRecord=_BAD_LINE)
         rows = reader.load(c.path)
         names = [name for name in rows.columns if name != _BAD_LINE]
-        document = F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), {"ignoreNullFields": "false"})
+        document = F.to_json(whole_row(names), {"ignoreNullFields": "false"})
         text = F.col("value") if as_documents else document
         bad_line = F.col(_BAD_LINE) if checks_lines else F.lit(None)
         text = F.coalesce(bad_line, text) if checks_lines else text
@@ -135,8 +143,8 @@ class SparkConfig(SourceConfig):
     """An SQL expression for a unique id. By default topic, partition and offset of Kafka, or the content of the row. A
     row for which it is null or empty is a dead letter."""
     ts: NonEmpty | None = None
-    """An SQL expression for the time of an event, in milliseconds since 1970. By default the timestamp of Kafka, or the
-    current time."""
+    """An SQL expression for the time of an event, in milliseconds since 1970. A row for which it is no such time is a
+    dead letter. By default the timestamp of Kafka, or the current time."""
     envelope: Format = "auto"
     """The form of the documents. ``auto`` detects it for each document."""
     table: NonEmpty | None = None
@@ -169,20 +177,26 @@ class SparkSource(Source):
 
         c = self.config
         kafka = c.format == "kafka"
-        whole = F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns)))
-        default = F.col("value").cast("string") if kafka else whole
+        whole = F.to_json(whole_row(rows.columns))  # identifies the row; its nulls are left out
+        document = F.to_json(whole_row(rows.columns), {"ignoreNullFields": "false"})
+        default = F.col("value").cast("string") if kafka else document
         text = F.expr(c.value).cast("string") if c.value else default
-        refused = None
+        refused = F.lit(None).cast("string")
         if c.event_id:
             own = F.nullif(F.expr(c.event_id).cast("string"), F.lit(""))
             refused = F.when(own.isNull(), F.lit("event_id is null or empty"))
             identity = F.coalesce(own, F.sha1(whole))
         else:
             identity = F.concat_ws(":", "topic", "partition", "offset") if kafka else F.sha1(whole)
-        now = F.unix_millis(F.current_timestamp())
+        ts_ms = F.unix_millis("timestamp") if kafka else F.unix_millis(F.current_timestamp())
+        if c.ts:
+            given = F.expr(c.ts)
+            ts_ms = given.try_cast("bigint")
+            is_time = F.coalesce(ts_ms.between(0, LAST_MS), F.lit(False))
+            refused = F.coalesce(refused, F.when(given.isNotNull() & ~is_time, F.lit("ts is no time")))
         position = SourcePosition(
             id=F.concat_ws(":", F.lit(c.id or c.format), identity),
-            ts_ms=F.expr(c.ts).cast("bigint") if c.ts else (F.unix_millis("timestamp") if kafka else now),
+            ts_ms=ts_ms,
             name=F.lit(c.id or c.format),
             table=F.col("topic") if kafka and not c.table else F.lit(c.table or c.id or c.format),
             key=F.col("key").cast("string") if kafka else None,
