@@ -218,7 +218,7 @@ def test_row_of_a_spark_source_whose_time_is_no_time_is_a_dead_letter(spark: Spa
     fine = {row["id"]: row["ts_ms"] for row in made if row["error"] is None}
     assert fine == {"delta:0": 0, "delta:1": 253_402_300_799_999, "delta:2": None}
     failed = {row["id"]: (row["error"], row["ts_ms"]) for row in made if row["error"] is not None}
-    reason = "the source refused the input: ts is no time"
+    reason = "the source refused the input: ts is not a time"
     assert failed == {f"delta:{at}": (reason, None) for at in range(3, len(times))}
 
 

@@ -190,10 +190,10 @@ class SparkSource(Source):
             identity = F.concat_ws(":", "topic", "partition", "offset") if kafka else F.sha1(whole)
         ts_ms = F.unix_millis("timestamp") if kafka else F.unix_millis(F.current_timestamp())
         if c.ts:
-            given = F.expr(c.ts)
-            ts_ms = given.try_cast("bigint")
+            value = F.expr(c.ts)
+            ts_ms = value.try_cast("bigint")
             is_time = F.coalesce(ts_ms.between(0, LAST_MS), F.lit(False))
-            refused = F.coalesce(refused, F.when(given.isNotNull() & ~is_time, F.lit("ts is no time")))
+            refused = F.coalesce(refused, F.when(value.isNotNull() & ~is_time, F.lit("ts is not a time")))
         position = SourcePosition(
             id=F.concat_ws(":", F.lit(c.id or c.format), identity),
             ts_ms=ts_ms,
