@@ -171,7 +171,7 @@ def test_sigterm_for_every_process_of_the_service_drains(
     wait_until(lambda: "SIGTERM again" in running.text(), timeout_s=30)
     hold.unlink()
     assert running.process.wait(60) == 0, running.text()
-    assert "all workers have ended; 0 messages handed back" in running.text()
+    assert "all workers have ended; 0 messages returned to the group" in running.text()
     assert len(billed(client)) == 2
 
 
