@@ -280,8 +280,8 @@ async def serve(
         if watch is not None:
             watch.close_with(_from_another_thread(close_all))
         try:
-            # Both the supervisor and whoever signals all processes of a service send SIGTERM: systemd with its default
-            # KillMode, or a container's init. To end at once, the supervisor sends SIGINT.
+            # SIGTERM can arrive twice: from the supervisor, and from systemd with its default KillMode or a container's
+            # init, which signal every process of a service. To end at once, the supervisor sends SIGINT.
             await run_until_signalled(_run_all(parts), close_all, ignore_repeats=True)
         finally:
             reporting.cancel()

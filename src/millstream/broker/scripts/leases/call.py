@@ -149,7 +149,7 @@ def lock_keys(
 
 
 def limit_locks(context: Context, keys: Sequence[bytes], *, ttl_ms: int) -> Operation[None]:
-    """Limits the time to live of locks that last far longer than ``ttl_ms`` to ``ttl_ms``, whoever has them.
+    """Limits the time to live of locks that last far longer than ``ttl_ms`` to ``ttl_ms``, regardless of the owner.
 
     For processes that wait for a lock: if the server's clock was set back, the lock of a dead owner would otherwise
     expire only when the clock has caught up. A live owner renews its lock. An owner may use a somewhat longer time.
