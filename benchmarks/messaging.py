@@ -78,7 +78,7 @@ async def _consume(broker: Broker) -> float:
 
 
 async def _consume_embedded() -> float:
-    async with open_broker("local://") as broker:
+    async with open_broker("local://", max_stream_len=None) as broker:
         return await _consume(broker)
 
 
