@@ -44,9 +44,9 @@ def orders(count: int) -> list[Message]:
 
 async def settled(broker: Broker, topic: str) -> None:
     async def empty() -> bool:
-        return (await broker.xpending(topic, "g")).count == 0
+        return [(group.lag, group.pending) for group in await broker.group_info(topic)] == [(0, 0)]
 
-    await eventually(empty, what="an empty pending list")
+    await eventually(empty, what="everything to be read and settled")
 
 
 async def test_lists_of_models_with_outputs_of_their_own(broker: Broker) -> None:

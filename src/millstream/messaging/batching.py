@@ -224,6 +224,8 @@ class TopicQueue:
         """Of the calls in the queue."""
         self._last = 0
         self._outage = outage
+        self.plain_stores: dict[Durability | None, PlainStore] = {}
+        """Of messages without a key and a delay, by durability. The publisher looks here itself, which saves a call."""
         self._stores: dict[Hashable, BatchStore] = {}
         self._batch: CallBatch | None = None
         """The batch that is being stored."""
@@ -233,9 +235,12 @@ class TopicQueue:
         self.failing = False
         """The last try to store a batch failed, and it is being tried again."""
 
-    def plain(self, durability: Durability | None) -> PlainStore:
-        store: Any = self._stores.get(durability)  # first without a closure: every plain message comes here
-        return store or self._store_of(durability, lambda: PlainStore(self, durability))
+    def new_plain_store(self, durability: Durability | None) -> PlainStore:
+        if len(self.plain_stores) >= MAX_STORES:
+            # Safe with calls in the queue: a new PlainStore has a new version, and its calls come after them.
+            self.plain_stores.clear()
+        store = self.plain_stores[durability] = PlainStore(self, durability)
+        return store
 
     def unique(self, durability: Durability | None, window_ms: int) -> UniqueStore:
         return self._store_of(("unique", durability, window_ms), lambda: UniqueStore(self, durability, window_ms))
@@ -249,7 +254,6 @@ class TopicQueue:
         store: Any = self._stores.get(key)
         if store is None:
             if len(self._stores) >= MAX_STORES:
-                # Safe with calls in the queue: a new PlainStore has a new version, and its calls come after them.
                 self._stores.clear()
             store = self._stores[key] = make()
         return store  # type: ignore[no-any-return]

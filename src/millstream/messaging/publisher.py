@@ -278,12 +278,14 @@ class Publisher:
         store: BatchStore
         if key is None and delay_ms is None and len(messages) == 1:  # the most frequent call
             row, _, size = self._row(messages[0])
-            rows, store = [row], queue.plain(level)
+            rows = [row]
+            store = queue.plain_stores.get(level) or queue.new_plain_store(level)
         else:
             weighed = [self._row(message) for message in messages]
             size = sum([weight for _, _, weight in weighed])
             if key is None and delay_ms is None:
-                rows, store = [row for row, _, _ in weighed], queue.plain(level)
+                rows = [row for row, _, _ in weighed]
+                store = queue.plain_stores.get(level) or queue.new_plain_store(level)
             else:
                 key, store = self._keyed_store(queue, level, key, delay_ms)
                 rows = [(numbered(key, at), fields) for at, (_, fields, _) in enumerate(weighed)]

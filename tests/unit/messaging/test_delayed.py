@@ -62,4 +62,4 @@ async def test_the_marker_of_a_publisher_outlives_its_retry_window() -> None:
     async with open_broker(f"local://{uuid4().hex}") as broker, Publisher(broker, retry_ms=two_hours_ms) as publisher:
         await publisher.publish("orders", Message(b"1"))
         (queue,) = publisher._queues.values()
-        assert int(queue.plain(None)._begin()._ttl) > two_hours_ms
+        assert int(queue.new_plain_store(None)._begin()._ttl) > two_hours_ms
